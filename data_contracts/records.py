@@ -1,0 +1,186 @@
+"""The nouns of the pipeline, and what always holds of them.
+
+problem -> rollout -> trajectory (turns) -> segments -> batch
+
+One row a noun; every model here is frozen, refuses unknown keys, and round-trips through JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Horizon = Literal["short", "medium", "long"]
+HORIZONS: tuple[Horizon, ...] = ("short", "medium", "long")
+
+Status = Literal[
+    "completed",
+    "out_of_turns",
+    "out_of_tokens",
+    "tool_error",
+    "sandbox_error",
+    "verifier_error",
+    "engine_error",
+    "cancelled",
+]
+INFRASTRUCTURE: frozenset[str] = frozenset(
+    {"tool_error", "sandbox_error", "verifier_error", "engine_error", "cancelled"}
+)
+"""Endings that say nothing about the policy: retried, then excluded, never a reward of 0."""
+
+
+class Record(BaseModel):
+    """Base of every record: frozen, no unknown keys, no infinities or NaN in float fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Check(Record):
+    """One automatic check: `code` is Python run beside the problem's files; it fails by raising."""
+
+    name: str = Field(min_length=1)
+    code: str = Field(min_length=1)
+
+
+class Limits(Record):
+    """What one rollout of a problem may use."""
+
+    turns: int = Field(default=6, ge=1, description="model messages a rollout may send")
+    tokens: int = Field(default=512, ge=1, description="tokens a rollout may sample, all turns together")
+    seconds: float = Field(default=2.0, gt=0, description="wall-clock limit of one tool call or check run")
+    memory_mb: int = Field(default=256, ge=32, description="address space of one tool call or check run")
+
+
+class Problem(Record):
+    """One item to solve: files, what the agent is told, and the checks that decide.
+
+    `visible` checks are what the `test` tool runs; `hidden` checks decide the verified outcome and are never shown.
+    `solution` holds the reference contents of the files it changes.
+    """
+
+    id: str = Field(min_length=1, pattern=r"^[\w.\-]+$")
+    prompt: str = Field(min_length=1)
+    files: dict[str, str] = Field(min_length=1)
+    visible: tuple[Check, ...] = Field(min_length=1)
+    hidden: tuple[Check, ...] = Field(min_length=1)
+    solution: dict[str, str] = Field(min_length=1)
+    limits: Limits = Limits()
+    horizon: Horizon = "short"
+    tags: tuple[str, ...] = ()
+    environment: str = "repair"
+
+    @model_validator(mode="after")
+    def _paths_stay_inside(self) -> Self:
+        for path in (*self.files, *self.solution):
+            if path.startswith("/") or ".." in path.split("/") or not path:
+                raise ValueError(f"file path {path!r} leaves the problem's folder: write a relative path without '..'")
+        unknown = set(self.solution) - set(self.files)
+        if unknown:
+            raise ValueError(f"solution names files that the problem does not have: {sorted(unknown)}")
+        return self
+
+
+class ToolCall(Record):
+    """A call the model asked for, as parsed from its message."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class Turn(Record):
+    """One model message and what came back."""
+
+    index: int = Field(ge=0)
+    completion: str
+    completion_tokens: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=0, description="length of the context the turn was sampled from")
+    finish_reason: Literal["stop", "length"]
+    calls: tuple[ToolCall, ...] = ()
+    call_errors: tuple[str, ...] = ()
+    observation: str = ""
+    tool_failed: bool = Field(default=False, description="a call ended in an error observation (agent's fault)")
+    policy_digest: str
+    sample_seconds: float = 0.0
+    tool_seconds: float = 0.0
+
+
+class Sampling(Record):
+    """How tokens were drawn; the trainer scores them under the same temperature."""
+
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = 0
+
+
+class Segment(Record):
+    """The per-token carrier of (part of) a rollout: five aligned lists of equal length T.
+
+    `loss_mask` is 1 exactly at sampled tokens; there `rollout_logprobs` is the log-probability (nats, under the
+    sampling temperature) the token was drawn with, elsewhere it is 0. `turn_index` is the turn a token belongs to:
+    a turn's prompt increment and its completion carry the same index.
+    """
+
+    trajectory_id: str
+    index: int = Field(default=0, ge=0)
+    token_ids: list[int]
+    loss_mask: list[int]
+    rollout_logprobs: list[float]
+    turn_index: list[int]
+    advantages: list[float] | None = None
+    routed_experts: list[list[int]] | None = None
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        lengths = {
+            name: len(value)
+            for name in ("token_ids", "loss_mask", "rollout_logprobs", "turn_index", "advantages", "routed_experts")
+            if (value := getattr(self, name)) is not None
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"token columns differ in length: {lengths}")
+        return self
+
+
+class Trajectory(Record):
+    """The record of one rollout. `outcome` is the verified one: None until verified, or where that was impossible."""
+
+    id: str
+    run_id: str
+    iteration: int
+    problem_id: str
+    horizon: Horizon
+    group_id: str
+    rollout_index: int = Field(ge=0)
+    policy_version: str
+    policy_digest: str
+    status: Status
+    detail: str = Field(default="", description="why an infrastructure ending happened")
+    sampling: Sampling
+    turns: tuple[Turn, ...]
+    prompt_ids: list[int] = Field(description="token ids of the first prompt")
+    sampled_tokens: int = Field(ge=0)
+    context_tokens: int = Field(ge=0, description="length of the last context")
+    malformed_calls: int = Field(default=0, ge=0)
+    tool_errors: int = Field(default=0, ge=0)
+    submitted: bool = False
+    files: dict[str, str] = Field(default={}, description="the files as the agent left them")
+    visible_passed: int | None = None
+    visible_total: int = 0
+    hidden_passed: int | None = None
+    hidden_total: int = 0
+    outcome: bool | None = None
+    rewards: dict[str, float] = Field(default={}, description="reward terms by name, before weights")
+    seconds: float = 0.0
+
+    @property
+    def scorable(self) -> bool:
+        """Whether this rollout says something about the policy: it ended by itself and was verified."""
+        return self.status not in INFRASTRUCTURE and self.outcome is not None
+
+
+class Rollout(Record):
+    """A finished rollout as the journal keeps it: the trajectory and its segments together."""
+
+    trajectory: Trajectory
+    segments: tuple[Segment, ...]

@@ -1,0 +1,83 @@
+"""Settings of the reward stage."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from data_contracts.config import Config
+
+
+class TermConfig(Config):
+    """One term of the training reward: clipped to its bounds, then weighed."""
+
+    enabled: bool = Field(default=False, description="whether the term counts in the training reward")
+    weight: float = Field(default=1.0, description="factor of the term in the training reward")
+    low: float = Field(default=-1.0, description="the term is clipped from below here")
+    high: float = Field(default=1.0, description="the term is clipped from above here")
+
+    @model_validator(mode="after")
+    def _bounds_ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} lies above high {self.high}: write the smaller bound as low")
+        return self
+
+
+class TermsConfig(Config):
+    """The terms of the training reward. Only `outcome` is verified, the others are proxies."""
+
+    outcome: TermConfig = Field(
+        default=TermConfig(enabled=True, low=0.0), description="1 when all hidden checks pass, 0 otherwise"
+    )
+    process: TermConfig = Field(
+        default=TermConfig(weight=0.2, low=0.0), description="share of visible checks that passed at the last test"
+    )
+    format: TermConfig = Field(
+        default=TermConfig(weight=0.1, high=0.0), description="minus the share of tool calls that were malformed"
+    )
+    cost: TermConfig = Field(
+        default=TermConfig(weight=0.1, high=0.0), description="minus the share of the token and turn budget used"
+    )
+
+    def items(self) -> dict[str, TermConfig]:
+        """The terms by name."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+
+class ProbeConfig(Config):
+    """The reward model: a probe on the frozen base, and what its calibration must reach."""
+
+    rollouts: int = Field(default=1500, ge=1, description="verified rollouts the probe is fitted and tested on, at most")
+    c: float = Field(default=0.05, gt=0, description="inverse strength of the probe's L2 regularisation")
+    train_share: float = Field(default=0.5, gt=0, lt=1, description="share of problems the probe is fitted on")
+    calibrate_share: float = Field(default=0.25, gt=0, lt=1, description="share of problems the calibrator is fitted on")
+    batch_size: int = Field(default=32, ge=1, description="segments in one forward pass of the base")
+    bins: int = Field(default=10, ge=2, description="equal-mass bins of the expected calibration error")
+    ece_limit: float = Field(default=0.15, gt=0, le=1, description="largest expected calibration error that passes")
+    auroc_limit: float = Field(default=0.6, ge=0.5, le=1, description="least AUROC that passes; 0.5 is chance")
+    minimum_rollouts: int = Field(
+        default=100, ge=2, description="held-out rollouts below which the gates are INCONCLUSIVE"
+    )
+    bootstraps: int = Field(default=300, ge=10, description="resamples of the problems behind the interval of the ECE")
+    seed: int = Field(default=0, ge=0, description="seed of the split by problem, of the choice and the bootstrap")
+
+    @model_validator(mode="after")
+    def _leaves_a_test_split(self) -> Self:
+        if self.train_share + self.calibrate_share >= 1:
+            raise ValueError("train_share + calibrate_share leave no problems to test on: keep their sum below 1")
+        return self
+
+
+class RewardConfig(Config):
+    """How rollouts are verified, rewarded, and predicted."""
+
+    terms: TermsConfig = Field(default=TermsConfig(), description="terms of the training reward")
+    probe: ProbeConfig = Field(default=ProbeConfig(), description="the reward model and its calibration gates")
+    verifier_workers: int = Field(default=4, ge=1, description="rollouts verified at the same time")
+    verifier_retries: int = Field(default=2, ge=0, description="tries after a failure of the sandbox itself")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the enabled terms by name."""
+        return {name: term.weight for name, term in self.terms.items().items() if term.enabled}

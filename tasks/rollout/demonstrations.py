@@ -1,0 +1,112 @@
+"""Scripted demonstrations: what the starter model is warmed up on.
+
+problem -> expert (skilled, or careless) -> messages with the share of them that carries loss
+
+The careless expert leaves room to improve: it edits wrongly at times and submits without testing. The skilled one
+makes the same mistakes without loss on them, and shows how to recover.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any, NamedTuple
+
+from data_contracts.records import Problem, ToolCall
+from tasks.curriculum.generator.bugs import bugs_of
+from tasks.curriculum.generator.problems import FILE
+from tasks.curriculum.generator.split import all_on
+from tasks.rollout.environments.repair import RepairSession
+from tasks.rollout.sandbox import WarmPool
+
+
+class Step(NamedTuple):
+    """One message of the model in a demonstration, and the observation after it ("" after the last)."""
+
+    text: str
+    observation: str
+    trained: bool
+
+
+class Demonstration(NamedTuple):
+    """A conversation's start and the expert's steps."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    steps: list[Step]
+
+
+class Habits(NamedTuple):
+    """How an expert works. Probabilities of: a wrong edit; testing after an edit; giving up on a failure."""
+
+    wrong_edit: float
+    test: float
+    give_up: float
+    train_on_mistakes: bool
+
+
+SKILLED = Habits(wrong_edit=0.35, test=1.0, give_up=0.0, train_on_mistakes=False)
+CARELESS = Habits(wrong_edit=0.45, test=0.35, give_up=0.7, train_on_mistakes=True)
+
+
+def call_text(name: str, **arguments: Any) -> str:
+    """A tool call as a model message, in the Hermes form."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def demonstrate(problem: Problem, habits: Habits, rng: Random, sandboxes: WarmPool) -> Demonstration:
+    """One expert's session on one generated problem, with real observations from the environment."""
+    session = RepairSession(problem, sandboxes)
+    steps: list[Step] = []
+
+    def act(name: str, *, trained: bool = True, **arguments: Any) -> str:
+        result = session.call(ToolCall(name=name, arguments=arguments))
+        steps.append(Step(call_text(name, **arguments), "" if result.done else result.text, trained))
+        return result.text
+
+    for action in _plan(problem, session, habits, rng):
+        act(action.pop("name"), **action)
+    return Demonstration(session.messages(), session.tools(), steps)
+
+
+def _plan(problem: Problem, session: RepairSession, habits: Habits, rng: Random) -> Iterator[dict[str, Any]]:
+    """The expert's next action, decided on the session as it stands."""
+    budget = problem.limits.turns - 1
+    yield {"name": "read"}
+    budget -= 1
+    while (wrong := _wrong_lines(session, problem)) and budget > 1:
+        mistake = _mistake(session, problem, rng) if rng.random() < habits.wrong_edit else None
+        line, text = mistake or rng.choice(wrong[:1])
+        yield {"name": "edit", "line": line, "text": text, "trained": habits.train_on_mistakes or mistake is None}
+        budget -= 1
+        left = len(_wrong_lines(session, problem))
+        if left and mistake is None and rng.random() < 0.5:
+            continue  # several bugs: the next edit at once, half of the time
+        if rng.random() >= habits.test and not (left and mistake is None):
+            break
+        yield {"name": "test"}
+        budget -= 1
+        if mistake is not None and rng.random() < habits.give_up:
+            break
+    yield {"name": "submit"}
+
+
+def _wrong_lines(session: RepairSession, problem: Problem) -> list[tuple[int, str]]:
+    now, right = session.files[FILE].splitlines(), problem.solution[FILE].splitlines()
+    return [(number, want) for number, (have, want) in enumerate(zip(now, right, strict=True), 1) if have != want]
+
+
+def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int, str] | None:
+    """A plausible wrong edit that keeps every function on the problem's side of the split."""
+    now, right = session.files[FILE].splitlines(), problem.solution[FILE].splitlines()
+    first = max(number for number in range(_wrong_lines(session, problem)[0][0]) if now[number].startswith("def "))
+    last = next((n for n in range(first + 1, len(now)) if now[n].startswith("def ")), len(now))
+    candidates = bugs_of("\n".join(right[first:last]))
+    rng.shuffle(candidates)
+    for bug in candidates:
+        number = first + bug.line
+        edited = "\n".join([*now[:number], bug.text, *now[number + 1 :]])
+        if bug.text != now[number] and all_on(edited, "train"):
+            return number + 1, bug.text
+    return None

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from data_contracts.records import Segment
+from tasks.credit.config import CreditConfig
+from tasks.credit.outcome import assign, credit_report, rollout_advantages
+
+PLAIN = CreditConfig(scale="none")
+
+
+def segment(trajectory_id: str, mask: list[int], index: int = 0) -> Segment:
+    size = len(mask)
+    return Segment(
+        trajectory_id=trajectory_id,
+        index=index,
+        token_ids=[1] * size,
+        loss_mask=mask,
+        rollout_logprobs=[-1.0 * m for m in mask],
+        turn_index=[0] * size,
+    )
+
+
+def test_more_segments_are_not_more_votes(make_trajectory):
+    group = [make_trajectory(rollout=i, outcome=i in (0, 2)) for i in range(4)]
+    segments = [segment("p-0", [0, 1]), segment("p-0", [1, 1], 1), segment("p-1", [1]), segment("p-2", [0, 0, 1])]
+    credited = assign(group, segments, PLAIN)
+    assert [s.advantages for s in credited] == [[0, 0.5], [0.5, 0.5], [-0.5], [0, 0, 0.5]]
+    assert [s.token_ids for s in credited] == [s.token_ids for s in segments]
+
+
+def test_unscorable_rollouts_get_nothing_and_move_no_baseline(make_trajectory):
+    lost = make_trajectory(rollout=3, outcome=None, status="sandbox_error")
+    group = [make_trajectory(rollout=i, outcome=i != 1) for i in range(3)] + [lost]
+    advantages = rollout_advantages(group, PLAIN)
+    assert advantages == pytest.approx({"p-0": 1 / 3, "p-1": -2 / 3, "p-2": 1 / 3, "p-3": 0.0})
+    assert assign(group, [segment("p-3", [1, 1])], PLAIN)[0].advantages == [0, 0]
+
+
+def test_weights_choose_the_terms(make_trajectory):
+    group = [make_trajectory(rollout=i, outcome=True, rewards={"outcome": 1.0, "cost": -i / 2}) for i in range(2)]
+    assert rollout_advantages(group, PLAIN) == {"p-0": 0, "p-1": 0}
+    weighed = rollout_advantages(group, PLAIN, weights={"outcome": 1.0, "cost": 0.2})
+    assert weighed == pytest.approx({"p-0": 0.05, "p-1": -0.05})
+
+
+def test_the_shuffle_control_keeps_the_advantages_but_not_their_owners(make_trajectory):
+    batch = [make_trajectory(f"p{g}", i, outcome=i == g % 3) for g in range(16) for i in range(8)]
+    true = rollout_advantages(batch, PLAIN)
+    config = CreditConfig(scale="none", shuffle_across_rollouts=True)
+    shuffled = rollout_advantages(batch, config)
+    assert sorted(shuffled.values()) == sorted(true.values())
+    assert shuffled == rollout_advantages(batch, config)
+    agreement = sum(true[key] * shuffled[key] for key in true) / sum(value**2 for value in true.values())
+    assert abs(agreement) < 0.35
+    later = rollout_advantages([t.model_copy(update={"iteration": 1}) for t in batch], config)
+    assert later != shuffled
+
+
+def test_the_report_counts_what_can_be_learnt_from(make_trajectory):
+    batch = [make_trajectory("mixed", i, outcome=i == 0) for i in range(4)]
+    batch += [make_trajectory("easy", i, outcome=True) for i in range(4)]
+    batch += [make_trajectory("hard", i, outcome=False) for i in range(3)]
+    batch += [make_trajectory("lost", 0, outcome=None, status="engine_error")]
+    report = credit_report(batch, PLAIN)
+    assert (report.groups, report.groups_with_variance, report.share_with_variance) == (4, 1, 0.25)
+    assert (report.groups_all_passed, report.groups_all_failed, report.unscorable) == (1, 1, 1)
+    assert report.mean_reward == pytest.approx(5 / 11)
+    assert report.mean_abs_advantage == pytest.approx((0.75 + 3 * 0.25) / 12)
+
+
+def test_an_empty_batch_has_no_figures():
+    report = credit_report([], PLAIN)
+    assert (report.share_with_variance, report.mean_reward, report.mean_abs_advantage) == (None, None, 0)
+
+
+def test_strange_tables_are_refused(make_trajectory):
+    with pytest.raises(ValueError, match="unknown trajectories"):
+        assign([make_trajectory()], [segment("other", [1])], PLAIN)
+    with pytest.raises(ValueError, match="twice"):
+        assign([make_trajectory(), make_trajectory()], [], PLAIN)
+    with pytest.raises(ValueError, match="reward stage"):
+        assign([make_trajectory(rewards={})], [], PLAIN)
