@@ -9,6 +9,8 @@ import math
 from enum import StrEnum
 from typing import Literal
 
+from pydantic import Field
+
 from data_contracts.records import Record
 
 
@@ -26,7 +28,7 @@ class Gate(Record):
     name: str
     verdict: Verdict
     reason: str
-    evidence: dict[str, float | int | str | bool | None] = {}
+    evidence: dict[str, float | int | str | bool | None] = Field(default={})
 
 
 class GateHeld(RuntimeError):

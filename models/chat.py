@@ -6,7 +6,7 @@ messages -> prompt ids;  observations -> the ids between one completion and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 Message = dict[str, Any]
@@ -19,13 +19,14 @@ class Chat:
     The increment after a completion is read off the template once per number of observations, from a conversation
     with a sentinel for the completion, and starts at the end-of-turn token: a special token, at which no merge can
     cross. So prompt + completion + increment is exactly what the template renders for the whole conversation, unless
-    the template rewrites history (a thinking block that is dropped), which `extends` finds.
+    the template rewrites history (drops a thinking block, say): then the agent begins a new segment.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template: use an instruction-tuned model, or set one")
         self.tokenizer = tokenizer
+        self._observation = lru_cache(maxsize=4096)(self._render_observation)
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -54,6 +55,9 @@ class Chat:
         `closed` says that the completion ended with the end-of-turn token; if not (it was cut by length), the ids
         begin with that token.
         """
+        return list(self._observation(tuple(texts), closed))
+
+    def _render_observation(self, texts: tuple[str, ...], closed: bool) -> list[int]:
         conversation: list[Message] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SENTINEL}]
         conversation += [{"role": "tool", "content": text} for text in texts]
         text = self._text(conversation, [], True)

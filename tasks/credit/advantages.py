@@ -93,7 +93,7 @@ def gae(rewards: ArrayLike, values: ArrayLike, mask: ArrayLike, gamma: float, la
 
 
 def kl_penalty(kl: ArrayLike, mask: ArrayLike, coefficient: float) -> Floats:
-    """Rewards [T] of -coefficient * kl at sampled tokens and 0 elsewhere: what the model did not write costs nothing."""
+    """Rewards [T] of -coefficient * kl at sampled tokens and 0 elsewhere: only what was sampled costs."""
     kl_T = np.asarray(kl, dtype=np.float64).reshape(-1)
     return np.where(_sampled(mask, kl_T.size), -coefficient * kl_T, 0.0)
 

@@ -45,7 +45,7 @@ def assign(
     advantages = rollout_advantages(trajectories, config, weights=weights)
     strangers = {segment.trajectory_id for segment in segments} - advantages.keys()
     if strangers:
-        raise ValueError(f"segments of unknown trajectories: {sorted(strangers)[:3]}: read both tables of one iteration")
+        raise ValueError(f"segments of unknown trajectories: {sorted(strangers)[:3]}: read the tables of one iteration")
     return [_credited(segment, advantages[segment.trajectory_id]) for segment in segments]
 
 

@@ -48,10 +48,10 @@ class TermsConfig(Config):
 class ProbeConfig(Config):
     """The reward model: a probe on the frozen base, and what its calibration must reach."""
 
-    rollouts: int = Field(default=1500, ge=1, description="verified rollouts the probe is fitted and tested on, at most")
+    rollouts: int = Field(default=1500, ge=1, description="verified rollouts to fit and test the probe on, at most")
     c: float = Field(default=0.05, gt=0, description="inverse strength of the probe's L2 regularisation")
     train_share: float = Field(default=0.5, gt=0, lt=1, description="share of problems the probe is fitted on")
-    calibrate_share: float = Field(default=0.25, gt=0, lt=1, description="share of problems the calibrator is fitted on")
+    calibrate_share: float = Field(default=0.25, gt=0, lt=1, description="share of problems to fit the calibrator on")
     batch_size: int = Field(default=32, ge=1, description="segments in one forward pass of the base")
     bins: int = Field(default=10, ge=2, description="equal-mass bins of the expected calibration error")
     ece_limit: float = Field(default=0.15, gt=0, le=1, description="largest expected calibration error that passes")

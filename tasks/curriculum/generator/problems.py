@@ -5,6 +5,7 @@ draw functions -> put bugs in -> visible and hidden checks -> Problem
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
@@ -171,8 +172,6 @@ def _outcome(function: Any, arguments: list[Any]) -> Any:
 
 def _bounded(function: Any, arguments: list[Any]) -> Any:
     """Call with a bound on the lines executed: a mutant may loop for ever."""
-    import sys
-
     left = 2_000
 
     def count(frame: Any, event: str, arg: Any) -> Any:

@@ -28,7 +28,9 @@ def test_one_rollout_votes_once_whatever_its_turns():
 
 
 def test_leave_one_out_centres_on_the_others():
-    assert group_advantages([1, 0, 0, 0], [0] * 4, baseline="leave_one_out") == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    assert group_advantages([1, 0, 0, 0], [0] * 4, baseline="leave_one_out") == pytest.approx(
+        [1, -1 / 3, -1 / 3, -1 / 3]
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -77,9 +79,7 @@ def test_group_advantages_are_bounded_and_follow_their_rows(rewards, data, basel
     groups = data.draw(st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards)))
     order = data.draw(st.permutations(range(len(rewards))))
     advantages = group_advantages(rewards, groups, baseline=baseline, scale=scale)
-    permuted = group_advantages(
-        [rewards[i] for i in order], [groups[i] for i in order], baseline=baseline, scale=scale
-    )
+    permuted = group_advantages([rewards[i] for i in order], [groups[i] for i in order], baseline=baseline, scale=scale)
     assert permuted == pytest.approx(advantages[order], abs=1e-9)
     assert np.isfinite(advantages).all()
     largest = max(groups.count(group) for group in groups)

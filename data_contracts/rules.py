@@ -1,0 +1,204 @@
+"""Cross-field rules: what no single column shows; each contract names those it lives by.
+
+frame (and companion tables) -> one bool a row: does the rule hold there
+
+A rule sees only rows that passed every column check and every earlier rule, so it may rely on types and on those.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from data_contracts.records import INFRASTRUCTURE
+
+
+class Rule(NamedTuple):
+    """A rule as a contract names it: `holds(frame, *companions)` gives one bool a row."""
+
+    name: str
+    holds: Callable[..., np.ndarray]
+    tables: tuple[str, ...]
+    description: str
+
+
+def rule_named(name: str, tables: tuple[str, ...], description: str) -> Rule:
+    """The rule of that name in this module; LookupError where there is none or it takes other tables."""
+    function = globals().get(name)
+    if name.startswith("_") or not inspect.isfunction(function) or name == "rule_named":
+        raise LookupError(f"data_contracts/rules.py has no rule {name!r}")
+    wanted = tuple(inspect.signature(function).parameters)[1:]
+    if wanted != tables:
+        raise LookupError(f"the rule {name!r} takes the tables {list(wanted)}, the contract gives {list(tables)}")
+    return Rule(name, function, tables, description)
+
+
+# problems
+
+
+def solution_files_known(frame: pd.DataFrame) -> np.ndarray:
+    """The reference solution changes only files that the problem has."""
+    return _each(set(solution) <= set(files) for solution, files in _json(frame, "solution", "files"))
+
+
+def solution_changes_files(frame: pd.DataFrame) -> np.ndarray:
+    """The reference solution differs from the untouched files."""
+    pairs = _json(frame, "solution", "files")
+    return _each(any(files.get(name) != text for name, text in solution.items()) for solution, files in pairs)
+
+
+def check_names_unique(frame: pd.DataFrame) -> np.ndarray:
+    """Within `visible`, and within `hidden`, a check's name occurs once: a report names checks."""
+    return _each(
+        all(len({check["name"] for check in checks}) == len(checks) for checks in pair)
+        for pair in _json(frame, "visible", "hidden")
+    )
+
+
+# trajectories
+
+
+def passed_within_total(frame: pd.DataFrame) -> np.ndarray:
+    """No more checks passed than were run, visible and hidden."""
+    visible = frame["visible_passed"].fillna(0) <= frame["visible_total"]
+    hidden = frame["hidden_passed"].fillna(0) <= frame["hidden_total"]
+    return (visible & hidden).to_numpy(dtype=bool)
+
+
+def status_reward_consistent(frame: pd.DataFrame) -> np.ndarray:
+    """An infrastructure ending has neither an outcome nor an outcome reward: it says nothing about the policy."""
+    infrastructure = frame["status"].isin(INFRASTRUCTURE).to_numpy(dtype=bool)
+    rewarded = _each("outcome" in rewards for (rewards,) in _json(frame, "rewards"))
+    return ~(infrastructure & (rewarded | frame["outcome"].notna().to_numpy(dtype=bool)))
+
+
+def outcome_matches_checks(frame: pd.DataFrame) -> np.ndarray:
+    """Where there is an outcome, hidden checks were run, and it is True exactly when all of them passed."""
+    outcome, passed, total = frame["outcome"], frame["hidden_passed"], frame["hidden_total"]
+    verified = passed.notna() & (total > 0) & (outcome == (passed == total)).fillna(False)
+    return (outcome.isna() | verified).to_numpy(dtype=bool)
+
+
+def rewards_finite(frame: pd.DataFrame) -> np.ndarray:
+    """Each reward term is a finite number."""
+    return _each(all(_is_finite(value) for value in rewards.values()) for (rewards,) in _json(frame, "rewards"))
+
+
+def turns_in_order(frame: pd.DataFrame) -> np.ndarray:
+    """Turns are numbered 0, 1, 2, ... and none is missing."""
+    return _each([turn["index"] for turn in turns] == list(range(len(turns))) for (turns,) in _json(frame, "turns"))
+
+
+def turns_sum_to_sampled(frame: pd.DataFrame) -> np.ndarray:
+    """The completion tokens of all turns are the sampled tokens."""
+    sums = [sum(turn["completion_tokens"] for turn in turns) for (turns,) in _json(frame, "turns")]
+    return np.asarray(sums, dtype=np.int64) == frame["sampled_tokens"].to_numpy(dtype=np.int64)
+
+
+def one_digest_per_rollout(frame: pd.DataFrame) -> np.ndarray:
+    """Every turn was sampled from the weights that the trajectory names."""
+    digests = frame["policy_digest"]
+    pairs = zip(_json(frame, "turns"), digests, strict=True)
+    return _each(all(turn["policy_digest"] == digest for turn in turns) for (turns,), digest in pairs)
+
+
+def one_digest_per_version(frame: pd.DataFrame) -> np.ndarray:
+    """One policy version is one set of weights; without a majority all rows of the version are refused."""
+    return _with_majority(frame["policy_version"], frame["policy_digest"])
+
+
+def one_problem_per_group(frame: pd.DataFrame) -> np.ndarray:
+    """A group holds the rollouts of one problem."""
+    return _with_majority(frame["group_id"], frame["problem_id"])
+
+
+def one_version_per_group(frame: pd.DataFrame) -> np.ndarray:
+    """A group holds the rollouts of one policy version."""
+    return _with_majority(frame["group_id"], frame["policy_version"])
+
+
+def has_segment(frame: pd.DataFrame, segments: pd.DataFrame) -> np.ndarray:
+    """A rollout has at least one segment; only one that broke down before it sampled anything may have none."""
+    held = frame["id"].isin(segments["trajectory_id"])
+    broke_down = frame["status"].isin(INFRASTRUCTURE) & (frame["sampled_tokens"] == 0)
+    return (held | broke_down).to_numpy(dtype=bool)
+
+
+def mask_sum_is_sampled(frame: pd.DataFrame, segments: pd.DataFrame) -> np.ndarray:
+    """Over all segments of a rollout, the loss mask marks exactly the sampled tokens."""
+    sums = pd.Series([int(np.sum(mask)) for mask in segments["loss_mask"]], dtype="int64")
+    by_trajectory = sums.groupby(segments["trajectory_id"].to_numpy()).sum()
+    marked = frame["id"].map(by_trajectory).fillna(0)
+    return (marked.to_numpy(dtype=np.int64) == frame["sampled_tokens"].to_numpy(dtype=np.int64)).astype(bool)
+
+
+# segments
+
+
+def lengths_equal(frame: pd.DataFrame) -> np.ndarray:
+    """All token columns of a segment that are there have one length."""
+    names = ("token_ids", "loss_mask", "rollout_logprobs", "turn_index", "advantages", "routed_experts")
+    rows = zip(*(frame[name] for name in names), strict=True)
+    return _each(len({len(value) for value in row if _is_list(value)}) == 1 for row in rows)
+
+
+def finite_logprobs(frame: pd.DataFrame) -> np.ndarray:
+    """Log-probabilities, and advantages where assigned, are finite: no NaN, no infinity of either sign."""
+    pairs = zip(frame["rollout_logprobs"], frame["advantages"], strict=True)
+    return _each(all(bool(np.isfinite(value).all()) for value in pair if _is_list(value)) for pair in pairs)
+
+
+def logprob_only_where_sampled(frame: pd.DataFrame) -> np.ndarray:
+    """A sampled token (mask 1) has a log-probability of at most 0; every other token has exactly 0."""
+    pairs = zip(frame["loss_mask"], frame["rollout_logprobs"], strict=True)
+    return _each(
+        bool(np.where(np.asarray(mask) == 1, np.asarray(values) <= 0, np.asarray(values) == 0).all())
+        for mask, values in pairs
+    )
+
+
+def turn_index_never_falls(frame: pd.DataFrame) -> np.ndarray:
+    """Within a segment, tokens come turn by turn."""
+    return _each(bool((np.diff(np.asarray(turns)) >= 0).all()) for turns in frame["turn_index"])
+
+
+def segments_without_gap(frame: pd.DataFrame) -> np.ndarray:
+    """The segments of a rollout are numbered 0, 1, 2, ...: a lost one is seen, and the rest is refused with it."""
+    index = frame["index"].astype("int64").groupby(frame["trajectory_id"])
+    return (index.transform("max") == index.transform("size") - 1).to_numpy(dtype=bool)
+
+
+def belongs_to_trajectory(frame: pd.DataFrame, trajectories: pd.DataFrame) -> np.ndarray:
+    """A segment's trajectory is there and was accepted."""
+    return frame["trajectory_id"].isin(trajectories["id"]).to_numpy(dtype=bool)
+
+
+def _json(frame: pd.DataFrame, *names: str) -> list[tuple]:
+    """The parsed values of JSON columns, one tuple a row."""
+    return [tuple(json.loads(text) for text in row) for row in zip(*(frame[name] for name in names), strict=True)]
+
+
+def _each(verdicts: Iterable[bool]) -> np.ndarray:
+    return np.fromiter(verdicts, dtype=bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | np.ndarray)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _with_majority(keys: pd.Series, values: pd.Series) -> np.ndarray:
+    """Whether a row's value is held by more than half of the rows with its key."""
+    pairs = pd.DataFrame({"key": keys, "value": values})
+    same = pairs.groupby(["key", "value"])["value"].transform("size")
+    of_key = pairs.groupby("key")["value"].transform("size")
+    return (2 * same > of_key).to_numpy(dtype=bool)

@@ -1,0 +1,167 @@
+"""A policy version is the base plus one LoRA adapter folder, under a name that is never reused.
+
+base folder -> Base; Base + LoraSpec -> policy-00000 (equals the base); Base + adapter -> merged model to sample from
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_contracts.errors import UserError
+from models.fingerprint import DIGEST_FILE, canonical_adapter_config, digest_folder, digest_model
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """Shape of an adapter: rank, scale `alpha / r`, and the linear layers it sits on (names, or all but the head)."""
+
+    r: int = 16
+    alpha: int = 32
+    targets: str | tuple[str, ...] = ALL_LINEAR
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The frozen base model: float32, eval, no gradients."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    path: str
+    digest: str
+
+
+def policy_name(n: int) -> str:
+    """Return the name of the n-th policy version: `policy-00017`."""
+    return f"policy-{n:05d}"
+
+
+def load_base(path: Path | str) -> Base:
+    """Load a Hugging Face causal language model folder in float32. A folder that is none is a UserError naming it."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no model folder (it has no config.json): give the folder of a saved causal LM.")
+    digest = digest_model(folder)
+    model, tokenizer = _load_parts(folder)
+    return Base(model.eval().requires_grad_(False), tokenizer, str(folder), digest)
+
+
+def _load_parts(folder: Path) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder} does not load as a causal LM with its tokenizer: {error}") from error
+    return model, tokenizer
+
+
+def init_adapter(base: Base, spec: LoraSpec, out: Path, seed: int) -> Path:
+    """Write a fresh adapter to `out`: A drawn from `seed`, B zero, so that it computes exactly what the base computes."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=spec.r,
+        lora_alpha=spec.alpha,
+        lora_dropout=0.0,
+        target_modules=spec.targets if isinstance(spec.targets, str) else list(spec.targets),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = get_peft_model(_share(base.model), config)
+        except ValueError as error:
+            raise UserError(f"no LoRA layer fits {base.path} with targets {spec.targets!r}: {error}") from error
+    return write_adapter(adapter_state(model), model.peft_config["default"], out)
+
+
+def merged_model(base: Base, adapter: Path | None) -> PreTrainedModel:
+    """Return a fresh copy of the base with the adapter merged into its weights: eval, no gradients."""
+    from peft import PeftModel
+
+    model = copy.deepcopy(base.model)
+    if adapter is not None:
+        _require_adapter(adapter)
+        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    return model.eval().requires_grad_(False)
+
+
+def trainable_policy(base: Base, adapter: Path) -> PeftModel:
+    """Return the base with the adapter beside its weights, only the adapter trainable (float32). Shares base weights."""
+    from peft import PeftModel
+
+    _require_adapter(adapter)
+    return PeftModel.from_pretrained(_share(base.model), str(adapter), is_trainable=True)
+
+
+def adapter_state(model: PeftModel) -> dict[str, Tensor]:
+    """Return the adapter's tensors by their PEFT names, on the CPU."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+
+
+def write_adapter(state: dict[str, Tensor], config: LoraConfig, out: Path) -> Path:
+    """Write a PEFT folder (weights, configuration, `digest.txt`) so that `out` is there whole or not at all."""
+    from safetensors.torch import save_file
+
+    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    save_file(state, scratch / "adapter_model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(str(scratch))
+    # PEFT writes sets in hash order and the base's absolute path: rewrite so that equal adapters are equal files.
+    config_file = scratch / "adapter_config.json"
+    config_file.write_text(canonical_adapter_config(config_file) + "\n")
+    (scratch / DIGEST_FILE).write_text(digest_folder(scratch) + "\n")
+    publish_folder(scratch, out)
+    return out
+
+
+def publish_folder(scratch: Path, out: Path) -> None:
+    """Flush a finished folder to disk and rename it to `out`, replacing what a killed attempt left there."""
+    for file in scratch.rglob("*"):
+        _fsync(file)
+    if out.exists():
+        old = out.with_name(f".{out.name}.{os.getpid()}.old")
+        os.rename(out, old)
+        os.rename(scratch, out)
+        shutil.rmtree(old)
+    else:
+        os.rename(scratch, out)
+    _fsync(out.parent)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _share(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy the module tree but not the tensors: layers can be swapped in the copy, the weights exist once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def _require_adapter(adapter: Path) -> None:
+    if not (adapter / "adapter_config.json").is_file():
+        raise UserError(f"{adapter} is no adapter folder (it has no adapter_config.json): give a saved policy version.")

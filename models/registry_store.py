@@ -1,0 +1,215 @@
+"""Writes the parts of a release into MLflow, each once, and reads releases back.
+
+bundle -> component versions (one run each) -> manifest.json -> one version of `<name>-release`
+
+A component's files lie in a run of their own, so that deleting a training run never takes a live release's base
+along. Each step is looked up before it is done, so a repeated publication finds what an earlier, killed one left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_contracts.errors import UserError
+from models.mlflow_client import experiment_id, quoted
+from models.registry_journal import Move, now
+from models.release import (
+    Bundle,
+    Component,
+    Manifest,
+    Release,
+    ReleaseDamaged,
+    Role,
+    content_of,
+    hash_files,
+    size_of,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+MANIFEST = "manifest.json"
+
+
+class ReleaseStore:
+    """Runs, artifacts and model versions of one agent's releases."""
+
+    def __init__(self, client: MlflowClient, name: str, artifact_root: Path | str, reference_above: int) -> None:
+        self._client = client
+        self._name = name
+        self._model = f"{name}-release"
+        self._reference_above = reference_above
+        self._experiment = experiment_id(client, f"{name}-releases", artifact_root)
+
+    def publish(self, bundle: Bundle) -> int:
+        """Register the components that are new and the release; returns the release's version."""
+        components = {role: self._component(role, path, digest) for role, (path, digest) in bundle.parts().items()}
+        key = _release_key(bundle, components)
+        existing = self._search(self._model, {"ratchet.key": key})
+        if existing is not None:
+            return int(existing.version)
+        manifest = _manifest(self._name, key, bundle, components)
+        text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True)
+        run_id = self._run(f"release {bundle.run_id}", {"ratchet.release": key, "ratchet.run_id": bundle.run_id})
+        self._client.log_text(run_id, text, f"release/{MANIFEST}")
+        self._client.set_terminated(run_id)
+        tags = {"ratchet.key": key, "ratchet.manifest": _sha256(text), **_tags(manifest)}
+        return self._register(self._model, f"runs:/{run_id}/release", run_id, tags, _describe(manifest))
+
+    def load(self, version: ModelVersion) -> Release:
+        """The release behind a version of `<name>-release`; its manifest must be the one that was registered."""
+        if "ratchet.manifest" not in version.tags:
+            raise ReleaseDamaged(f"version {version.version} of {self._model!r} was registered by hand: publish it")
+        path = self._fetch(str(version.source)) / MANIFEST
+        text = path.read_text() if path.is_file() else ""
+        if _sha256(text) != version.tags["ratchet.manifest"]:
+            raise ReleaseDamaged(f"the manifest of release {version.version}, {path}, is not the one published")
+        manifest = Manifest.model_validate_json(text)
+        paths = {role: self._locate(part) for role, part in manifest.components.items()}
+        return Release(version=int(version.version), manifest=manifest, paths=paths)
+
+    def find(self, version: int) -> ModelVersion:
+        """A version of `<name>-release`; raises `UserError` when there is none of that number."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._client.get_model_version(self._model, str(version))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        raise UserError(f"there is no release {version} of {self._name!r}: `ratchet status` lists those there are.")
+
+    def versions(self) -> list[ModelVersion]:
+        """Every version of `<name>-release` that was published here, oldest first."""
+        found: list[ModelVersion] = []
+        token = None
+        while True:
+            page = self._client.search_model_versions(f"name={quoted(self._model)}", max_results=200, page_token=token)
+            found.extend(version for version in page if "ratchet.key" in version.tags)
+            token = page.token
+            if not token:
+                return sorted(found, key=lambda version: int(version.version))
+
+    def annotate(self, version: int, move: Move) -> None:
+        """Show who moved the champion here, and why, in the MLflow UI."""
+        for key, value in {"by": move.who, "why": move.why, "at": move.at, "kind": move.kind}.items():
+            self._client.set_model_version_tag(self._model, str(version), f"ratchet.moved.{key}", value[:5000])
+
+    def _component(self, role: Role, path: Path, digest: str) -> Component:
+        if not path.exists():
+            raise UserError(f"the {role} to release, {path}, does not exist: run the stage that makes it first.")
+        files = hash_files(path)
+        referenced = role == "base" and size_of(path) > self._reference_above
+        where = str(path.resolve()) if referenced else None
+        tags = {"ratchet.digest": digest, "ratchet.content": content_of(files), "ratchet.path": where or ""}
+        model = f"{self._name}-{role}"
+        found = self._search(model, tags)
+        if found is None:
+            source, run_id = self._upload(role, path, where, tags)
+            version = self._register(model, source, run_id, tags, f"{role} {digest[:12]}")
+        else:
+            source, version = str(found.source), int(found.version)
+        return Component(
+            model=model,
+            version=version,
+            digest=digest,
+            content=tags["ratchet.content"],
+            stored="referenced" if referenced else "copied",
+            source=source,
+            path=where,
+            file=path.name if path.is_file() and not referenced else None,
+            files=files,
+        )
+
+    def _upload(self, role: Role, path: Path, where: str | None, tags: Mapping[str, str]) -> tuple[str, str]:
+        run_id = self._run(f"{role} {tags['ratchet.digest'][:12]}", {"ratchet.role": role, **tags})
+        if where is not None:
+            self._client.log_dict(run_id, {"path": where, "digest": tags["ratchet.digest"]}, f"{role}/reference.json")
+        elif path.is_file():
+            self._client.log_artifact(run_id, str(path), role)
+        else:
+            self._client.log_artifacts(run_id, str(path), role)
+        self._client.set_terminated(run_id)
+        return f"runs:/{run_id}/{role}", run_id
+
+    def _run(self, title: str, tags: Mapping[str, str]) -> str:
+        """The run with these tags, made when there is none."""
+        wanted = " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value)
+        for run in self._client.search_runs([self._experiment], wanted, max_results=1):
+            return str(run.info.run_id)
+        return str(self._client.create_run(self._experiment, tags=dict(tags), run_name=title).info.run_id)
+
+    def _register(self, model: str, source: str, run_id: str, tags: dict[str, Any], description: str) -> int:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.create_registered_model(model)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        made = self._client.create_model_version(
+            model, source, run_id, tags=tags, description=description, await_creation_for=0
+        )
+        return int(made.version)
+
+    def _search(self, model: str, tags: Mapping[str, str]) -> ModelVersion | None:
+        """The oldest version of `model` with these tags; MLflow writes a version and its tags in one transaction."""
+        wanted = " and ".join(
+            [f"name={quoted(model)}", *(f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value)]
+        )
+        found = self._client.search_model_versions(wanted, order_by=["version_number ASC"], max_results=200)
+        return next((version for version in found if all(version.tags[key] == tags[key] for key in tags)), None)
+
+    def _locate(self, part: Component) -> Path:
+        if part.path is not None:
+            return Path(part.path)
+        folder = self._fetch(part.source)
+        return folder / part.file if part.file is not None else folder
+
+    def _fetch(self, source: str) -> Path:
+        """Where the artifacts of `runs:/<run id>/<path>` lie on this machine (downloaded when the store is remote)."""
+        run_id, _, path = source.removeprefix("runs:/").partition("/")
+        return Path(self._client.download_artifacts(run_id, path))
+
+
+def _manifest(name: str, key: str, bundle: Bundle, components: dict[Role, Component]) -> Manifest:
+    return Manifest(
+        name=name,
+        key=key,
+        run_id=bundle.run_id,
+        created=now(),
+        policy_version=bundle.policy_version,
+        components=components,
+        datasets=bundle.datasets,
+        contract_versions=bundle.contract_versions,
+        recipe=bundle.recipe,
+        code_revision=bundle.code_revision,
+        evidence=bundle.evidence,
+    )
+
+
+def _release_key(bundle: Bundle, components: Mapping[Role, Component]) -> str:
+    parts = {role: (part.digest, part.content, part.path) for role, part in components.items()}
+    return _sha256(json.dumps([bundle.run_id, bundle.policy_version, parts], sort_keys=True))
+
+
+def _tags(manifest: Manifest) -> dict[str, str]:
+    tags = {"ratchet.run_id": manifest.run_id, "ratchet.policy": manifest.policy_version}
+    for role, part in manifest.components.items():
+        tags[f"ratchet.{role}.version"] = str(part.version)
+        tags[f"ratchet.{role}.digest"] = part.digest
+    return tags
+
+
+def _describe(manifest: Manifest) -> str:
+    parts = ", ".join(f"{role} version {part.version}" for role, part in manifest.components.items())
+    return f"{manifest.policy_version} of run {manifest.run_id}: {parts}"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,114 @@
+"""Which release serves a session: sticky by its id, for as long as the share stands.
+
+session id -> sha256 -> a point in [0, 1) -> below the share: candidate, else champion
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from models.release import Release
+from tasks.canary.sessions import Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A release as the gateway serves it: the policy version an engine knows it by, and the digest of its weights."""
+
+    release: str
+    policy_version: str
+    digest: str
+    adapter: Path | None = None
+
+
+class Route(NamedTuple):
+    """Where a session was sent, and in which stage of the canary."""
+
+    arm: Arm
+    served: Served
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    champion: Served
+    candidate: Served | None = None
+    share: float = 0.0
+    stage: int = 0
+
+
+class Routes:
+    """The champion, at most one candidate, and its share of new sessions.
+
+    A change is one assignment of an immutable state, so that a reader in another thread never sees a mix.
+    """
+
+    def __init__(self, champion: Served) -> None:
+        self._state = _State(champion)
+
+    @property
+    def champion(self) -> Served:
+        return self._state.champion
+
+    @property
+    def candidate(self) -> Served | None:
+        return self._state.candidate
+
+    @property
+    def share(self) -> float:
+        return self._state.share
+
+    def begin(self, candidate: Served, share: float, stage: int = 0) -> None:
+        """Send `share` of the new sessions to a candidate; one that was on trial before gets no new ones."""
+        self._state = _State(self._state.champion, candidate, _checked(share), stage)
+
+    def move(self, share: float, stage: int) -> None:
+        """Change the share of the candidate on trial; sessions that have begun stay where they are."""
+        if self._state.candidate is None:
+            raise ValueError("no candidate is on trial: call begin first")
+        self._state = replace(self._state, share=_checked(share), stage=stage)
+
+    def end(self) -> None:
+        """No candidate any more: every new session goes to the champion."""
+        self._state = _State(self._state.champion)
+
+    def promote(self) -> None:
+        """The candidate is the champion from now on."""
+        if self._state.candidate is None:
+            raise ValueError("no candidate is on trial: call begin first")
+        self._state = _State(self._state.candidate)
+
+    def assign(self, session: str) -> Route:
+        """The route of a new session: the same for the same id, share and releases; a raised share takes none back."""
+        state = self._state
+        if state.candidate is not None and position(session) < state.share:
+            return Route("candidate", state.candidate, state.stage)
+        return Route("champion", state.champion, state.stage)
+
+    def named(self, release: str) -> Route | None:
+        """The route of a session that asks for a release by name, if that is served."""
+        state = self._state
+        if release == state.champion.release:
+            return Route("champion", state.champion, state.stage)
+        if state.candidate is not None and release == state.candidate.release:
+            return Route("candidate", state.candidate, state.stage)
+        return None
+
+
+def position(session: str) -> float:
+    """A session's point in [0, 1): the first 53 bits of the sha256 of its id."""
+    return (int.from_bytes(hashlib.sha256(session.encode()).digest()[:8]) >> 11) / 2**53
+
+
+def served_of(release: Release) -> Served:
+    """A published release as the gateway serves it."""
+    return Served(f"release-{release.version}", release.policy_version, release.digests["policy"], release.policy_path)
+
+
+def _checked(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise ValueError(f"share {share} lies outside 0 to 1")
+    return share

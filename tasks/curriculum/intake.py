@@ -1,0 +1,134 @@
+"""The intake gate: is a problem automatic, deterministic, and within its limits?
+
+problem -> untouched files and reference solution, checked several times -> IntakeResult
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from data_contracts.gates import Gate, threshold
+from data_contracts.records import Check, Problem, Record
+from tasks.curriculum.config import IntakeConfig
+from tasks.rollout.checks import CheckReport, run_checks
+from tasks.rollout.sandbox import SandboxError
+
+
+class IntakeResult(Record):
+    """The verdict on one problem; `reason` is a sentence where it was rejected, empty where it was admitted."""
+
+    problem_id: str
+    admitted: bool
+    reason: str = ""
+    seconds: float
+
+
+def admit(problem: Problem, pool: Any, config: IntakeConfig | None = None) -> IntakeResult:
+    """Decide on one problem; `pool` is the verifier's `WarmPool`.
+
+    Admitted when the reference solution passes all checks, the untouched files fail at least one visible and one
+    hidden check, both give the same verdict each time, and all of it ends within the problem's limits.
+    """
+    started = time.perf_counter()
+    try:
+        reason = _objection(problem, pool, config or IntakeConfig())
+    except SandboxError as error:
+        reason = f"the sandbox itself failed on it: {error}"
+    seconds = time.perf_counter() - started
+    return IntakeResult(problem_id=problem.id, admitted=not reason, reason=reason, seconds=seconds)
+
+
+def intake(
+    problems: Sequence[Problem],
+    pool: Any,
+    on_done: Callable[[IntakeResult], None] | None = None,
+    *,
+    config: IntakeConfig | None = None,
+) -> tuple[list[Problem], list[IntakeResult]]:
+    """Split problems into admitted ones and rejections, both in the order given; `on_done` hears of each as it ends."""
+    settings = config or IntakeConfig()
+    admitted: list[Problem] = []
+    rejected: list[IntakeResult] = []
+    with ThreadPoolExecutor(settings.workers, thread_name_prefix="intake") as threads:
+        results = threads.map(lambda problem: admit(problem, pool, settings), problems)
+        for problem, result in zip(problems, results, strict=True):
+            if result.admitted:
+                admitted.append(problem)
+            else:
+                rejected.append(result)
+            if on_done:
+                on_done(result)
+    return admitted, rejected
+
+
+def intake_gate(admitted: int, rejected: int, config: IntakeConfig) -> Gate:
+    """Whether enough of the problems can be used; none at all is INCONCLUSIVE."""
+    n = admitted + rejected
+    share = admitted / n if n else None
+    return threshold("intake", share, config.minimum_share, kind="at_least", n=n)
+
+
+def _objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
+    untouched = _run(problem, {}, pool)
+    for objection in (
+        _limit_objection("the untouched problem", untouched),
+        _failure_objection(problem, untouched),
+        _repeat_objection(problem, {}, untouched, "the untouched problem", config.repeats, pool),
+    ):
+        if objection:
+            return objection
+    solved = _run(problem, problem.solution, pool)
+    if objection := _limit_objection("the reference solution", solved):
+        return objection
+    if solved.failures or solved.passed != solved.total:
+        return f"the reference solution fails: {_first_failure(problem, solved)}"
+    return _repeat_objection(problem, problem.solution, solved, "the reference solution", config.solution_repeats, pool)
+
+
+def _run(problem: Problem, changed: Mapping[str, str], pool: Any) -> CheckReport:
+    """All checks in one go, renamed by position, since a visible and a hidden one may share a name."""
+    checks = [
+        Check(name=f"{side}-{index}", code=check.code)
+        for side, group in (("visible", problem.visible), ("hidden", problem.hidden))
+        for index, check in enumerate(group)
+    ]
+    return run_checks({**problem.files, **changed}, checks, problem.limits, pool)
+
+
+def _limit_objection(who: str, report: CheckReport) -> str:
+    if report.ended == "exit":
+        return ""
+    return f"{who} does not finish its checks within the limits: ended by {report.ended}"
+
+
+def _failure_objection(problem: Problem, report: CheckReport) -> str:
+    failed = {failure.name.split("-")[0] for failure in report.failures}
+    for side in ("hidden", "visible"):
+        if side not in failed:
+            return f"the untouched problem passes all its {side} checks: there is nothing to repair that they see"
+    return ""
+
+
+def _repeat_objection(
+    problem: Problem, changed: Mapping[str, str], first: CheckReport, who: str, repeats: int, pool: Any
+) -> str:
+    verdict = _verdict(first)
+    for _ in range(repeats - 1):
+        if _verdict(_run(problem, changed, pool)) != verdict:
+            return f"the checks are not deterministic: {who} got different verdicts on the same files"
+    return ""
+
+
+def _verdict(report: CheckReport) -> tuple[str, frozenset[str]]:
+    return report.ended, frozenset(failure.name for failure in report.failures)
+
+
+def _first_failure(problem: Problem, report: CheckReport) -> str:
+    if not report.failures:
+        return f"{report.passed} of {report.total} checks passed"
+    side, index = report.failures[0].name.split("-")
+    name = (problem.visible if side == "visible" else problem.hidden)[int(index)].name
+    return f"{side} check {name!r}: {report.failures[0].message}"

@@ -1,0 +1,48 @@
+"""The reward stage as Prefect tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from data_contracts.gates import Gate
+from data_contracts.problems import read_pack
+from data_contracts.records import Trajectory
+from data_contracts.store import read_segments, read_trajectories, write_json, write_trajectories
+from tasks.reward.calibration import calibration_gate
+from tasks.reward.config import ProbeConfig, RewardConfig
+from tasks.reward.probe import choose_rollouts, fit_and_measure
+from tasks.reward.verify import verify_all
+
+
+@task(name="verify", cache_policy=NO_CACHE)
+def verify_rollouts(
+    source: Path,
+    verified: Path,
+    problems: Path,
+    pool: Any,
+    config: RewardConfig,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> int:
+    """Write the trajectories of `source` with verified outcome and reward terms to `verified`; count the scorable."""
+    by_id = {problem.id: problem for problem in read_pack(problems).problems}
+    rollouts = verify_all(read_trajectories(source), by_id, pool, config, on_done)
+    write_trajectories(verified, rollouts)
+    return sum(rollout.scorable for rollout in rollouts)
+
+
+@task(name="fit reward model", cache_policy=NO_CACHE)
+def fit_reward_model(
+    trajectories: list[Path], segments: list[Path], model: Any, folder: Path, config: ProbeConfig
+) -> list[Gate]:
+    """Fit the probe on verified rollouts, write probe.joblib and calibration.json to `folder`; return its gates."""
+    rollouts = choose_rollouts([t for path in trajectories for t in read_trajectories(path)], config)
+    tokens = [segment for path in segments for segment in read_segments(path)]
+    probe, report = fit_and_measure(model, rollouts, tokens, config)
+    probe.save(folder / "probe.joblib")
+    write_json(folder / "calibration.json", {"digest": probe.digest, **report.model_dump(mode="json")})
+    return calibration_gate(report, config)

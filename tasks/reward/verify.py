@@ -1,0 +1,78 @@
+"""The verified outcome: hidden checks, run afresh where the agent never was.
+
+trajectory (its files) + problem (hidden checks) -> verifier's sandbox -> trajectory with outcome and reward terms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from data_contracts.records import INFRASTRUCTURE, Problem, Trajectory
+from tasks.reward.config import RewardConfig
+from tasks.reward.terms import reward_terms
+from tasks.rollout.checks import CheckReport, run_checks
+from tasks.rollout.sandbox import SandboxError
+
+
+def verify(trajectory: Trajectory, problem: Problem, pool: Any, *, retries: int = 2) -> Trajectory:
+    """Run the hidden checks on the files as the rollout left them, submitted or not; `pool` is the verifier's own.
+
+    The outcome is True when all pass. A rollout that ended by a failure of ours is returned as it came. A sandbox that
+    fails `retries` + 1 times gives status `verifier_error` and no outcome: never a failure of the policy.
+    """
+    if trajectory.problem_id != problem.id:
+        raise ValueError(f"trajectory {trajectory.id} is of problem {trajectory.problem_id}, not of {problem.id}")
+    if trajectory.status in INFRASTRUCTURE:
+        return trajectory
+    for attempt in range(retries + 1):
+        try:
+            report = run_checks(_final_files(trajectory, problem), problem.hidden, problem.limits, pool)
+            return _verified(trajectory, problem, report)
+        except SandboxError as error:
+            if attempt == retries:
+                return _unverified(trajectory, f"the verifier's sandbox failed {retries + 1} times: {error}")
+    raise AssertionError("retries is at least 0")
+
+
+def verify_all(
+    trajectories: Sequence[Trajectory],
+    problems: Mapping[str, Problem],
+    pool: Any,
+    config: RewardConfig,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Verify in parallel and record the reward terms; the order is kept, and `on_done` hears of each as it ends."""
+
+    def work(trajectory: Trajectory) -> Trajectory:
+        problem = problems[trajectory.problem_id]
+        verified = verify(trajectory, problem, pool, retries=config.verifier_retries)
+        terms = reward_terms(verified, problem.limits, config.terms)
+        return verified.model_copy(update={"rewards": terms})
+
+    done: list[Trajectory] = []
+    with ThreadPoolExecutor(config.verifier_workers, thread_name_prefix="verify") as threads:
+        for trajectory in threads.map(work, trajectories):
+            done.append(trajectory)
+            if on_done:
+                on_done(trajectory)
+    return done
+
+
+def _final_files(trajectory: Trajectory, problem: Problem) -> dict[str, str]:
+    """The problem's own files as the agent left them; files it added are dropped, ones it lost come back."""
+    return {path: trajectory.files.get(path, original) for path, original in problem.files.items()}
+
+
+def _verified(trajectory: Trajectory, problem: Problem, report: CheckReport) -> Trajectory:
+    total = len(problem.hidden)
+    return trajectory.model_copy(
+        update={"hidden_passed": report.passed, "hidden_total": total, "outcome": report.passed == total}
+    )
+
+
+def _unverified(trajectory: Trajectory, detail: str) -> Trajectory:
+    return trajectory.model_copy(
+        update={"status": "verifier_error", "detail": detail, "hidden_passed": None, "outcome": None, "rewards": {}}
+    )

@@ -1,0 +1,261 @@
+"""Runs one check's steps in a fork that holds the agent's code, and reports each step over an append-only pipe.
+
+steps -> import the files' modules -> evaluate step after step -> one signed record each -> the judge (checks.py)
+
+What this process says is evidence, not a verdict. It never knows what an `assert A == <literal>` expects: it reports A.
+For what only it can decide (a statement ran to its end; a class's own equality) the records carry a keyed digest over
+their number and content, and an audit hook, which cannot be removed, reports any reach for frames, the garbage
+collector's lists, ctypes or /proc before that reach can succeed; the judge then believes no such claim.
+No classes here (`object.__subclasses__` would show them) and no lookup of a patchable name once agents' code has run.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import operator
+import sys
+from _blake2 import blake2b
+from _thread import get_ident
+from collections.abc import Callable
+from os import stat, write
+from types import FrameType, TracebackType
+from typing import Any
+
+from tasks.rollout._warm_io import FOLDER
+
+globals()["__builtins__"] = dict(vars(builtins))  # functions below keep these, whatever an agent patches
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Is": operator.is_,
+    "IsNot": operator.is_not,
+    "In": lambda left, right: left in right,
+    "NotIn": lambda left, right: left not in right,
+}
+_FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+_RAW = frozenset({"ctypes", "_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters"})
+_REACHES = frozenset(
+    "sys._getframe sys._current_frames sys._current_exceptions sys.settrace sys.setprofile"
+    " sys.monitoring.register_callback gc.get_objects gc.get_referrers gc.get_referents".split()
+)
+_VOUCHED = frozenset(  # (module, function): they look at a caller's name or line, and hand no frame on
+    {
+        ("collections", "namedtuple"),
+        ("typing", "_caller"),
+        ("enum", "_create_"),
+        ("logging", "findCaller"),
+        ("traceback", "_extract_from_extended_frame_gen"),
+    }
+)
+_PROC = stat("/proc").st_dev if sys.platform == "linux" else -1
+_VIEWS = (type({}.keys()), type({}.items()))
+
+Send = Callable[[dict[str, Any]], None]
+Error = dict[str, Any]
+_saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
+_names: dict[int, str] = {}
+
+
+def remember_modules() -> None:
+    """Keep what every imported module holds now, before any agent's code ran, to put it back before each step."""
+    for name, module in sys.modules.items():
+        if name not in ("sys", "__main__"):
+            _saved.append((vars(module), dict(vars(module))))
+            _names[id(vars(module))] = name
+
+
+def run_check(check: dict[str, Any], fd: int) -> None:
+    """Run `{"secret", "modules", "steps"}` and report on `fd`; stops after the first step that raises."""
+    send = _reporter(fd, bytes.fromhex(check.pop("secret")))
+    builtin = dict(vars(builtins))
+    space: dict[str, Any] = {"__builtins__": builtin, "__name__": "__check__"}
+    for name in {name.partition(".")[0] for name in check["modules"]}:
+        for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
+            del sys.modules[loaded]  # the problem's own module goes before a standard one of its name
+    _saved.append((sys.modules, dict(sys.modules)))  # type: ignore[arg-type]
+    sys.path.insert(0, FOLDER)
+    sys.addaudithook(_hook(send))
+    _, error = _attempt(_load, check["modules"], space)
+    send({"error": error})
+    for name in builtin:
+        space.pop(name, None)  # an agent's `sorted` or `len` is not what a check means
+    space |= {"__builtins__": builtin, "__name__": "__check__", "_failed_": _failed}
+    for step in check["steps"] if error is None else ():
+        for live, kept in _saved:
+            live.update(kept)
+        record, error = _attempt(_step, step, space)
+        send({"error": error} if record is None else record)
+        if error is not None:
+            return
+
+
+def signature(secret: bytes, number: int, text: str) -> str:
+    """The keyed digest of a record: valid at one place of the sequence, for one content."""
+    return blake2b(b"%d:%s" % (number, text.encode()), key=secret, digest_size=16).hexdigest()
+
+
+def _reporter(fd: int, secret: bytes) -> Send:
+    number = 0
+
+    def send(record: dict[str, Any]) -> None:
+        nonlocal number
+        text = ascii(record)
+        line = f"{signature(secret, number, text)} {text}\n".encode()
+        number += 1
+        while line:
+            line = line[write(fd, line) :]
+
+    return send
+
+
+def _hook(send: Send) -> Callable[[str, tuple[Any, ...]], None]:
+    """An audit hook that reports each reach for the runner's own state, in the thread that made it."""
+    inside: int | None = None
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal inside
+        if inside == get_ident() or not _reaches(event, arguments):
+            return
+        inside = get_ident()
+        try:
+            if not _vouched(sys._getframe(1)):
+                send({"reach": event})
+        finally:
+            inside = None
+
+    return hook
+
+
+def _reaches(event: str, arguments: tuple[Any, ...]) -> bool:
+    if event == "object.__getattr__":
+        return arguments[1] in _FRAMES
+    if event == "import":
+        return type(arguments[0]) is not str or arguments[0] in _RAW
+    if event == "open":
+        return _is_process_file(arguments[0])
+    return event in _REACHES
+
+
+def _is_process_file(path: object) -> bool:
+    if type(path) is int:
+        return False
+    if type(path) is not str and type(path) is not bytes:
+        return True
+    try:
+        return stat(path).st_dev == _PROC
+    except (OSError, ValueError):
+        return False
+
+
+def _vouched(frame: FrameType | None) -> bool:
+    """Whether a reach comes from one of the library's own functions that keep a frame to themselves."""
+    for _ in range(2):
+        module = None if frame is None else _names.get(id(frame.f_globals))
+        if frame is None or module is None:
+            return False
+        if (module, frame.f_code.co_name) in _VOUCHED:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Error | None]:
+    try:
+        return function(*arguments), None
+    except BaseException as error:  # an agent's code may raise anything, SystemExit included: all of it is a failure
+        return None, _described(error)
+
+
+def _described(error: BaseException) -> Error:
+    kind = type(error).__name__
+    file, line = _place(error.__traceback__)
+    text = error.msg if isinstance(error, SyntaxError) else _text(str, error)
+    if isinstance(error, SyntaxError) and type(error.filename) is str:
+        file, line = error.filename, error.lineno
+    clean = {"type": kind, "text": text, "file": file}
+    record: Error = {key: value[:400] if type(value) is str else "" for key, value in clean.items()}
+    record["file"] = record["file"].removeprefix(FOLDER + "/")
+    record["line"] = line if type(line) is int else 0
+    return record
+
+
+def _place(trace: TracebackType | None) -> tuple[str, int]:
+    place = ("", 0)
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith(FOLDER):
+            place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+def _text(function: Callable[[Any], str], value: object) -> str:
+    try:
+        text = function(value)
+    except BaseException as error:  # an agent's own __repr__ or __str__
+        return f"<{type(error).__name__} in {function.__name__}>"
+    return str.__str__(text)[:400]
+
+
+def _load(modules: list[str], space: dict[str, Any]) -> None:
+    for name in modules:
+        exec(f"from {name} import *", space)
+
+
+def _step(step: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
+    if step["left"] is None:
+        exec(compile(step["source"], "<check>", "exec"), space)
+        return {"error": None}
+    left = eval(compile(step["left"], "<check>", "eval"), space)
+    record: dict[str, Any] = {"error": None, "right": None, "truth": False}
+    if step["right"] is not None:
+        right = eval(compile(step["right"], "<check>", "eval"), space)
+        record["right"] = _attempt(encode, right)[0]
+        record["truth"] = bool(OPERATORS[step["operator"]](left, right))
+    elif step["operator"] is None:
+        record["truth"] = bool(left)
+    return record | {"left": _attempt(encode, left)[0], "shown": _text(repr, left)}
+
+
+def _failed(source: str, got: object) -> str:
+    return f"assert {source} : got {_text(repr, got)}"
+
+
+def encode(value: Any) -> Any:
+    """Plain data as nested literals; a class's own instance only where it compares as its plain base does.
+
+    None, bool, str, bytes, finite floats and short ints stand for themselves, everything else is ["tag", content].
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str or kind is bytes:
+        return value
+    if kind is collections.OrderedDict or kind is collections.Counter or kind.__eq__ is dict.__eq__:
+        return ["dict", [[encode(key), encode(content)] for key, content in dict.items(value)]]
+    if kind in _VIEWS or kind.__eq__ is set.__eq__ or kind.__eq__ is frozenset.__eq__:
+        return ["set", [encode(item) for item in value]]
+    return _encode_scalar(value, kind.__eq__)
+
+
+def _encode_scalar(value: Any, equal: Any) -> Any:
+    if equal is int.__eq__:
+        number = int.__index__(value)
+        return number if -(2**63) < number < 2**63 else ["int", hex(number)]
+    if equal is float.__eq__:
+        return ["float", float.__repr__(value)]
+    if equal is str.__eq__:
+        return str.__str__(value)
+    if equal is list.__eq__:
+        return ["list", [encode(item) for item in list.__iter__(value)]]
+    if equal is tuple.__eq__:
+        return ["tuple", [encode(item) for item in tuple.__iter__(value)]]
+    if equal is complex.__eq__:
+        return ["complex", complex.__repr__(value)]
+    if equal is bytearray.__eq__:
+        return bytes(value)
+    raise TypeError("no plain data")

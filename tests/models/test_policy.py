@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_contracts.errors import UserError
+from models.fingerprint import DIGEST_FILE, digest_folder, probe_logprobs
+from models.policy import (
+    Base,
+    LoraSpec,
+    adapter_state,
+    init_adapter,
+    load_base,
+    merged_model,
+    policy_name,
+    trainable_policy,
+    write_adapter,
+)
+
+TOKENS = [5, 17, 3, 9, 40, 2, 8, 8, 21, 60]
+
+
+def _save_tiny_model(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1", pad_token="w0").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    folder = tmp_path_factory.mktemp("base")
+    _save_tiny_model(folder)
+    return load_base(folder)
+
+
+def test_policy_names_sort_by_number() -> None:
+    assert policy_name(17) == "policy-00017"
+    assert sorted([policy_name(10), policy_name(9)]) == [policy_name(9), policy_name(10)]
+
+
+def test_base_is_frozen_float32(base: Base) -> None:
+    assert {p.dtype for p in base.model.parameters()} == {torch.float32}
+    assert not any(p.requires_grad for p in base.model.parameters())
+    assert not base.model.training
+    assert len(base.digest) == 64
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_base(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_base(tmp_path)
+
+
+def test_first_policy_equals_the_base_exactly(base: Base, tmp_path: Path) -> None:
+    adapter = init_adapter(base, LoraSpec(r=4, alpha=8), tmp_path / policy_name(0), seed=3)
+    expected = probe_logprobs(base.model, TOKENS)
+    assert probe_logprobs(merged_model(base, adapter), TOKENS) == expected
+    assert probe_logprobs(trainable_policy(base, adapter), TOKENS) == expected
+    assert probe_logprobs(merged_model(base, None), TOKENS) == expected
+
+
+def test_adapter_is_a_function_of_the_seed(base: Base, tmp_path: Path) -> None:
+    one, same, other = (init_adapter(base, LoraSpec(r=4), tmp_path / n, s) for n, s in [("a", 3), ("b", 3), ("c", 4)])
+    assert digest_folder(one) == digest_folder(same) == (one / DIGEST_FILE).read_text().strip()
+    assert digest_folder(one) != digest_folder(other)
+    assert (one / "adapter_config.json").read_bytes() == (same / "adapter_config.json").read_bytes()
+
+
+def test_merged_model_computes_what_the_adapter_computes(base: Base, tmp_path: Path) -> None:
+    adapter = init_adapter(base, LoraSpec(r=4, alpha=8), tmp_path / "start", seed=0)
+    policy = trainable_policy(base, adapter)
+    torch.manual_seed(1)
+    moved = {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in adapter_state(policy).items()}
+    write_adapter(moved, policy.peft_config["default"], tmp_path / "moved")
+    before = probe_logprobs(base.model, TOKENS)
+    beside = probe_logprobs(trainable_policy(base, tmp_path / "moved"), TOKENS)
+    merged = probe_logprobs(merged_model(base, tmp_path / "moved"), TOKENS)
+    assert merged == pytest.approx(beside, abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(merged, before, strict=True)) > 1e-2
+    assert probe_logprobs(base.model, TOKENS) == before, "the base was changed by a merge"
+
+
+def test_probe_is_the_log_softmax_of_the_next_token(base: Base) -> None:
+    with torch.no_grad():
+        logits = base.model(torch.tensor([TOKENS])).logits[0].double()
+    expected = [float(logits[i, t] - logits[i].logsumexp(0)) for i, t in enumerate(TOKENS[1:])]
+    assert probe_logprobs(base.model, TOKENS) == pytest.approx(expected, abs=1e-12)
+    assert probe_logprobs(base.model, TOKENS[:1]) == []
+
+
+def test_wrong_targets_and_missing_adapters_are_named(base: Base, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no_such_layer"):
+        init_adapter(base, LoraSpec(targets=("no_such_layer",)), tmp_path / "x", seed=0)
+    with pytest.raises(UserError, match="no adapter folder"):
+        merged_model(base, tmp_path / "nothing")
+
+
+def test_a_rewritten_adapter_replaces_the_old_one(base: Base, tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    first = digest_folder(init_adapter(base, LoraSpec(r=4), out, seed=0))
+    second = digest_folder(init_adapter(base, LoraSpec(r=4), out, seed=1))
+    assert first != second
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]

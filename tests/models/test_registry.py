@@ -1,0 +1,286 @@
+"""The registry on a real MLflow with sqlite: publishing, promoting, kills, races, damage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_contracts.errors import UserError
+from data_contracts.gates import Gate, GateHeld, Verdict
+from models.registry import ChampionMoved, Registry
+from models.release import Bundle, ReleaseDamaged
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def where(home: Path) -> dict[str, str]:
+    return {"uri": f"sqlite:///{home}/mlflow.db", "artifacts": str(home / "mlartifacts")}
+
+
+@pytest.fixture(scope="module")
+def run(where: dict[str, str]) -> Iterator[Run]:
+    """Run commands at the same time, each in a process of its own; returns how they ended."""
+    script = Path(__file__).with_name("registry_zygote.py")
+    zygote = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert zygote.stdin is not None and zygote.stdout is not None
+
+    def send(*commands: dict[str, Any]) -> list[dict[str, Any]]:
+        zygote.stdin.write(json.dumps([{**where, **command} for command in commands]) + "\n")
+        zygote.stdin.flush()
+        answer: list[dict[str, Any]] = json.loads(zygote.stdout.readline())
+        return answer
+
+    yield send
+    zygote.stdin.close()
+    assert zygote.wait(timeout=30) == 0
+
+
+@pytest.fixture
+def registry(where: dict[str, str], request: pytest.FixtureRequest) -> Registry:
+    """An agent of this test's own in the shared database."""
+    return Registry(where["uri"], Path(where["artifacts"]), request.node.name.replace("[", "-").replace("]", ""))
+
+
+def bundle(folder: Path, mark: str, *, base: str = "base", reward: bool = True, run_id: str = "run-1") -> Bundle:
+    """Three small components whose files say which release and digest they belong to."""
+    parts = {"base": base, "policy": f"policy-{mark}", "reward": f"reward-{mark}"}
+    for role, digest in parts.items():
+        (folder / digest / "deep").mkdir(parents=True, exist_ok=True)
+        (folder / digest / "model.safetensors").write_text(f"{mark}|{digest}" if role != "base" else f"{base}|{digest}")
+        (folder / digest / "deep" / "config.json").write_text("{}")
+    return Bundle(
+        run_id=run_id,
+        base_path=folder / parts["base"],
+        base_digest=parts["base"],
+        policy_path=folder / parts["policy"],
+        policy_version="policy-00001",
+        policy_digest=parts["policy"],
+        reward_path=folder / parts["reward"] if reward else None,
+        reward_digest=parts["reward"] if reward else None,
+        datasets={"train": "d1"},
+        contract_versions={"problems": "1.0.0"},
+        recipe={"training": {"lr": 0.001}},
+        code_revision="abc",
+    )
+
+
+def test_publish_pins_versions_digests_and_files(registry: Registry, tmp_path: Path) -> None:
+    first = registry.publish(bundle(tmp_path, "a"))
+    second = registry.publish(bundle(tmp_path, "b"))
+    assert (first, second) == (1, 2)
+    release = registry.release(2)
+    assert release.versions == {"base": 1, "policy": 2, "reward": 2}, "an unchanged base is registered once"
+    assert release.digests == {"base": "base", "policy": "policy-b", "reward": "reward-b"}
+    assert release.manifest.recipe == {"training": {"lr": 0.001}}
+    assert release.manifest.datasets == {"train": "d1"}
+    assert (release.policy_path / "model.safetensors").read_text() == "b|policy-b"
+    assert release.policy_path != tmp_path / "policy-b", "it is loaded from the store, not from the run's folder"
+    assert registry.champion() is None, "publishing moves nothing"
+    assert [found.version for found in registry.releases()] == [1, 2]
+    release.verify()
+
+
+def test_publish_again_returns_the_same_version(registry: Registry, tmp_path: Path) -> None:
+    first = registry.publish(bundle(tmp_path, "a"))
+    assert registry.publish(bundle(tmp_path, "a")) == first
+    assert registry.publish(bundle(tmp_path, "a", run_id="run-2")) == first + 1, "another run is another release"
+    assert len(registry.releases()) == 2
+    assert registry.release(first + 1).versions == registry.release(first).versions
+
+
+def test_same_digest_with_other_files_is_another_version(registry: Registry, tmp_path: Path) -> None:
+    registry.publish(bundle(tmp_path, "a"))
+    changed = bundle(tmp_path, "a", run_id="run-2")
+    (changed.base_path / "deep" / "config.json").write_text('{"vocab": 1}')
+    assert registry.release(registry.publish(changed)).versions == {"base": 2, "policy": 1, "reward": 1}
+
+
+def test_reward_model_may_be_missing_or_a_single_file(registry: Registry, tmp_path: Path) -> None:
+    without = registry.release(registry.publish(bundle(tmp_path, "a", reward=False)))
+    assert without.reward_path is None and set(without.versions) == {"base", "policy"}
+    (tmp_path / "probe.joblib").write_bytes(b"probe")
+    single = bundle(tmp_path, "b").model_copy(update={"reward_path": tmp_path / "probe.joblib", "reward_digest": "p"})
+    release = registry.release(registry.publish(single))
+    assert release.reward_path is not None and release.reward_path.read_bytes() == b"probe"
+    release.verify()
+    with pytest.raises(ValueError, match="give both, or neither"):
+        Bundle(**{**single.model_dump(), "reward_digest": None})
+
+
+def test_large_base_is_referenced_not_copied(where: dict[str, str], tmp_path: Path) -> None:
+    registry = Registry(where["uri"], Path(where["artifacts"]), "large", reference_above=10)
+    release = registry.release(registry.publish(bundle(tmp_path, "a", base="a-large-base")))
+    base = release.manifest.components["base"]
+    assert (base.stored, base.path) == ("referenced", str(tmp_path / "a-large-base"))
+    assert release.base_path == tmp_path / "a-large-base"
+    assert release.manifest.components["policy"].stored == "copied"
+    (release.base_path / "model.safetensors").write_text("other weights")
+    with pytest.raises(ReleaseDamaged, match=r"base of release 1: .*model\.safetensors was changed"):
+        release.verify()
+
+
+@pytest.mark.parametrize("role", ["base", "policy", "reward"])
+def test_verify_sees_a_changed_byte_a_lost_and_an_added_file(registry: Registry, tmp_path: Path, role: str) -> None:
+    version = registry.publish(bundle(tmp_path, "a", base=f"base-{role}"))
+    path = registry.release(version).paths[role]  # type: ignore[index]
+    weights = path / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(ReleaseDamaged, match=f"{role} of release 1: .*was changed"):
+        registry.promote(version, who="me", why="better")
+    assert registry.champion() is None and registry.history() == []
+    weights.unlink()
+    with pytest.raises(ReleaseDamaged, match="is missing"):
+        registry.release(version).verify()
+    weights.write_bytes(before)
+    (path / "extra.bin").write_bytes(b"")
+    with pytest.raises(ReleaseDamaged, match="was added"):
+        registry.release(version).verify()
+
+
+def test_changed_manifest_is_refused(registry: Registry, where: dict[str, str], tmp_path: Path) -> None:
+    version = registry.publish(bundle(tmp_path, "a"))
+    for manifest in Path(where["artifacts"]).rglob("manifest.json"):
+        if registry.release(version).manifest.key in manifest.read_text():
+            manifest.write_text(manifest.read_text().replace("policy-00001", "policy-00002"))
+    fresh = Registry(where["uri"], Path(where["artifacts"]), registry.name)
+    with pytest.raises(ReleaseDamaged, match="manifest of release 1"):
+        fresh.release(version)
+
+
+def test_missing_component_and_release_are_the_users_to_mend(registry: Registry, tmp_path: Path) -> None:
+    gone = bundle(tmp_path, "a").model_copy(update={"policy_path": tmp_path / "nowhere"})
+    with pytest.raises(UserError, match="the policy to release, .*nowhere, does not exist"):
+        registry.publish(gone)
+    with pytest.raises(UserError, match="there is no release 7"):
+        registry.release(7)
+    with pytest.raises(UserError, match="has no champion"):
+        registry.rollback()
+
+
+def test_promote_and_rollback_move_one_pointer_with_a_history(registry: Registry, tmp_path: Path) -> None:
+    one, two, three = (registry.publish(bundle(tmp_path, mark)) for mark in "abc")
+    proof = Gate(name="canary", verdict=Verdict.PASS, reason="better")
+    registry.promote(one, who="ann", why="first", compared_with=0)
+    registry.promote(two, who="ann", why="better", evidence=[proof], compared_with=one)
+    registry.promote(two, who="ann", why="again", compared_with=one)
+    registry.promote(three, who="bob", why="better still")
+    assert registry.champion().version == three  # type: ignore[union-attr]
+    assert registry.rollback(from_version=three, who="bob", why="worse").version == two
+    assert registry.rollback(from_version=three, who="bob", why="asked twice").version == two
+    assert registry.rollback().version == one
+    with pytest.raises(UserError, match="is the first champion"):
+        registry.rollback()
+    told = [(move.kind, move.from_version, move.to_version, move.who, move.state) for move in registry.history()]
+    assert told == [
+        ("promote", None, 1, "ann", "done"),
+        ("promote", 1, 2, "ann", "done"),
+        ("promote", 2, 3, "bob", "done"),
+        ("rollback", 3, 2, "bob", "done"),
+        ("rollback", 2, 1, "operator", "done"),
+    ]
+    assert registry.history()[1].evidence == (proof,)
+
+
+def test_promotion_needs_passing_gates_and_the_champion_it_was_measured_against(
+    registry: Registry, tmp_path: Path
+) -> None:
+    one, two, three = (registry.publish(bundle(tmp_path, mark)) for mark in "abc")
+    registry.promote(one, who="ann", why="first")
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+        with pytest.raises(GateHeld, match="gate canary"):
+            registry.promote(two, who="ann", why="x", evidence=[Gate(name="canary", verdict=verdict, reason="no")])
+    registry.promote(two, who="ann", why="better", compared_with=one)
+    with pytest.raises(ChampionMoved, match="release 3 was compared with release 1, but the champion .* is now 2"):
+        registry.promote(three, who="ann", why="late", compared_with=one)
+    assert registry.champion().version == two  # type: ignore[union-attr]
+
+
+def test_alias_moved_by_hand_is_noted_and_can_be_rolled_back(registry: Registry, tmp_path: Path) -> None:
+    one, two = (registry.publish(bundle(tmp_path, mark)) for mark in "ab")
+    registry.promote(one, who="ann", why="first")
+    registry._client.set_registered_model_alias(registry.model, "champion", str(two))
+    assert [(move.kind, move.to_version) for move in registry.reconcile()] == [("outside", two)]
+    assert registry.reconcile() == []
+    assert registry.rollback().version == one
+
+
+@pytest.mark.parametrize("kind", ["promote", "rollback"])
+@pytest.mark.parametrize(
+    ("event", "when", "state"),
+    [
+        ("intent", "before", None),
+        ("intent", "after", "undone"),
+        ("applied", "before", "done"),
+        ("applied", "after", "done"),
+        ("done", "before", "done"),
+        ("done", "after", None),
+    ],
+)
+def test_killed_move_leaves_the_state_before_or_after(
+    registry: Registry, run: Run, tmp_path: Path, kind: str, event: str, when: str, state: str | None
+) -> None:
+    one, two = (registry.publish(bundle(tmp_path, mark)) for mark in "ab")
+    for version in (one, two) if kind == "rollback" else (one,):
+        registry.promote(version, who="ann", why="set up")
+    before, after = (two, one) if kind == "rollback" else (one, two)
+    command = {"do": "move", "kind": kind, "name": registry.name, "version": two, "die_at": event, "when": when}
+    assert run(command)[0]["exit"] == -9
+    settled = registry.reconcile()
+    assert [move.state for move in settled] == ([] if state is None else [state])
+    expected = before if event == "intent" else after
+    assert registry.champion().version == expected  # type: ignore[union-attr]
+    assert registry.reconcile() == [] and all(move.state in ("done", "undone") for move in registry.history())
+    again = {"do": "move", "kind": "promote", "name": registry.name, "version": after}
+    assert run(again)[0] == {"exit": 0, "result": after}, "the same command again gets there"
+    assert registry.champion().version == after  # type: ignore[union-attr]
+
+
+def test_publish_killed_between_any_two_writes_publishes_once(
+    registry: Registry, run: Run, where: dict[str, str], tmp_path: Path
+) -> None:
+    offered = bundle(tmp_path, "a")
+    command = {"do": "publish", "name": registry.name, "bundle": offered.model_dump(mode="json")}
+    kills = 0
+    for step in range(1, 30):
+        for when in ("before", "after"):
+            # each attempt starts at its first write that is not done yet, so a fixed number walks through them all
+            ended = run({**command, "die_at": 1 + step % 3, "when": when})[0]
+            kills += ended["exit"] == -9
+            if ended["exit"] == 0:
+                break
+        if ended["exit"] == 0:
+            break
+    assert kills >= 8, "the kills fell inside the publication"
+    assert ended == {"exit": 0, "result": 1}
+    assert run(command, command) == [{"exit": 0, "result": 1}] * 2
+    assert registry.release(1).versions == {"base": 1, "policy": 1, "reward": 1}
+    assert [found.version for found in registry.releases()] == [1]
+    registry.release(1).verify()
+
+
+def test_two_promoters_two_readers_see_no_mix(registry: Registry, run: Run, tmp_path: Path) -> None:
+    versions = [registry.publish(bundle(tmp_path, mark, base=mark)) for mark in "abc"]
+    registry.promote(versions[0], who="ann", why="first")
+    promote = {"do": "promoter", "name": registry.name, "versions": versions, "seconds": 4}
+    read = {"do": "reader", "name": registry.name, "seconds": 4}
+    ended = run(promote, {**promote, "versions": versions[::-1]}, read, read)
+    assert [end["exit"] for end in ended] == [0, 0, 0, 0]
+    readers = [end["result"] for end in ended[2:]]
+    assert sum(reader["mixed"] for reader in readers) == 0
+    assert all(reader["reads"] >= 20 and len(reader["seen"]) >= 2 for reader in readers), readers
+    moves = registry.history()
+    assert all(move.state == "done" for move in moves)
+    assert all(after.from_version == before.to_version for before, after in zip(moves, moves[1:], strict=False))
