@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,18 +20,19 @@ import pandera.pandas as pa
 from data_contracts.contract import Column, Contract, Item
 
 Holds = Callable[[pd.Series], pd.Series]
-FIRST_COUNTS: Literal["exclude_first"] = "exclude_first"
-"""Of rows with one key, the first is kept."""
+INT64 = range(-(2**63), 2**63)
+TOGETHER = "unique_together"
 
 
 def pandera_schema(contract: Contract) -> pa.DataFrameSchema:
-    """Strict columns, nothing coerced; a row with a duplicate key fails, the first one excepted."""
+    """Strict columns, nothing coerced; of rows with one key the first holds."""
+    # pandera's own uniqueness raises on a cell that cannot be hashed, and a check skips rows with any null by default
+    together = partial(_first_of, contract.unique_together)
     return pa.DataFrameSchema(
         {column.name: _column(column) for column in contract.columns},
         strict=True,
         coerce=False,
-        unique=contract.unique_together or None,
-        report_duplicates=FIRST_COUNTS,
+        checks=pa.Check(together, name=TOGETHER, error=TOGETHER, ignore_na=False) if contract.unique_together else None,
         name=contract.name,
     )
 
@@ -42,8 +43,6 @@ def _column(column: Column) -> pa.Column:
         None,
         checks=checks,
         nullable=not column.required,
-        unique=column.unique,
-        report_duplicates=FIRST_COUNTS,
     )
 
 
@@ -54,6 +53,8 @@ def _checks(column: Column) -> Iterator[tuple[str, Holds]]:
         yield from _array_checks(column.items, options.min_items or 0)
         return
     yield "type", _cells(_SCALARS[column.logical_type])
+    if column.unique:
+        yield "unique", lambda cells: ~cells.map(repr).duplicated()
     if column.logical_type == "number":
         yield "finite", lambda cells: ~np.isinf(_numbers(cells))
     if options.minimum is not None:
@@ -71,11 +72,13 @@ def _checks(column: Column) -> Iterator[tuple[str, Holds]]:
 
 
 def _array_checks(item: Item, least: int) -> Iterator[tuple[str, Holds]]:
-    options = item.logical_type_options
-    is_typed = _cells(lambda cell: _array_of(cell, item))
-    yield "type", is_typed
+    yield "type", _cells(lambda cell: _array_of(cell, item))
     if least:
-        yield "minItems", _arrays(lambda cell: len(cell) >= least)
+        yield "minItems", _cells(lambda cell: not _is_array(cell) or len(cell) >= least)
+    leaf = item
+    while leaf.items is not None:
+        leaf = leaf.items
+    options = leaf.logical_type_options
     if options.minimum is not None:
         yield "items.minimum", _numeric_arrays(lambda cell: bool((cell >= options.minimum).all()))
     if options.maximum is not None:
@@ -84,7 +87,7 @@ def _array_checks(item: Item, least: int) -> Iterator[tuple[str, Holds]]:
 
 def _array_of(cell: Any, item: Item) -> bool:
     """Whether the cell is a list or array whose every element is what `item` says."""
-    if not isinstance(cell, list | np.ndarray):
+    if not _is_array(cell):
         return False
     if len(cell) == 0:
         return True
@@ -96,7 +99,11 @@ def _array_of(cell: Any, item: Item) -> bool:
 
 
 def _is_integer(cell: Any) -> bool:
-    return isinstance(cell, int | np.integer) and not isinstance(cell, bool | np.bool_)
+    return isinstance(cell, int | np.integer) and not isinstance(cell, bool | np.bool_) and int(cell) in INT64
+
+
+def _is_array(cell: Any) -> bool:
+    return isinstance(cell, list | np.ndarray)
 
 
 _SCALARS: dict[str, Callable[[Any], bool]] = {
@@ -115,16 +122,21 @@ def _text(holds: Callable[[str], bool]) -> Holds:
     return _cells(lambda cell: not isinstance(cell, str) or holds(cell))
 
 
-def _arrays(holds: Callable[[Any], bool]) -> Holds:
-    return _cells(lambda cell: not isinstance(cell, list | np.ndarray) or holds(cell))
-
-
 def _numeric_arrays(holds: Callable[[np.ndarray], bool]) -> Holds:
-    def of_array(cell: Any) -> bool:
-        array = np.asarray(cell)
-        return array.dtype.kind not in "iuf" or holds(array)
+    return _cells(lambda cell: (leaves := _leaves(cell)) is None or holds(leaves))
 
-    return _arrays(of_array)
+
+def _leaves(cell: Any) -> np.ndarray | None:
+    """All numbers in a (nested) array; None where it holds anything else."""
+    if not _is_array(cell):
+        return None
+    if len(cell) and all(_is_array(part) for part in cell):
+        parts = [leaves for part in cell if (leaves := _leaves(part)) is not None]
+        return np.concatenate(parts) if parts else None
+    if isinstance(cell, list) and not all(_SCALARS["number"](part) for part in cell):
+        return None
+    array = np.asarray(cell)
+    return array if array.dtype.kind in "iuf" else None
 
 
 def _numbers(cells: pd.Series) -> pd.Series:
@@ -134,6 +146,12 @@ def _numbers(cells: pd.Series) -> pd.Series:
 
 def _bound(breaks: Callable[[Any, float], Any], limit: float) -> Holds:
     return lambda cells: ~breaks(_numbers(cells), limit)
+
+
+def _first_of(names: list[str], frame: pd.DataFrame) -> pd.Series:
+    if not set(names) <= set(frame.columns):
+        return pd.Series(True, index=frame.index)
+    return ~frame[names].map(repr).duplicated()
 
 
 def _at_least(least: int, text: str) -> bool:
@@ -147,5 +165,5 @@ def _matches(pattern: re.Pattern[str], text: str) -> bool:
 def _parses(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict | list)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return False

@@ -2,13 +2,13 @@
 
 frame (and companion tables) -> one bool a row: does the rule hold there
 
-A rule sees only rows that passed every column check and every earlier rule, so it may rely on types and on those.
+A rule sees only rows that passed every column check and every earlier rule, so it may rely on types and on those;
+it sees JSON columns parsed.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -44,12 +44,12 @@ def rule_named(name: str, tables: tuple[str, ...], description: str) -> Rule:
 
 def solution_files_known(frame: pd.DataFrame) -> np.ndarray:
     """The reference solution changes only files that the problem has."""
-    return _each(set(solution) <= set(files) for solution, files in _json(frame, "solution", "files"))
+    return _each(set(solution) <= set(files) for solution, files in zip(frame["solution"], frame["files"], strict=True))
 
 
 def solution_changes_files(frame: pd.DataFrame) -> np.ndarray:
     """The reference solution differs from the untouched files."""
-    pairs = _json(frame, "solution", "files")
+    pairs = zip(frame["solution"], frame["files"], strict=True)
     return _each(any(files.get(name) != text for name, text in solution.items()) for solution, files in pairs)
 
 
@@ -57,7 +57,7 @@ def check_names_unique(frame: pd.DataFrame) -> np.ndarray:
     """Within `visible`, and within `hidden`, a check's name occurs once: a report names checks."""
     return _each(
         all(len({check["name"] for check in checks}) == len(checks) for checks in pair)
-        for pair in _json(frame, "visible", "hidden")
+        for pair in zip(frame["visible"], frame["hidden"], strict=True)
     )
 
 
@@ -74,7 +74,7 @@ def passed_within_total(frame: pd.DataFrame) -> np.ndarray:
 def status_reward_consistent(frame: pd.DataFrame) -> np.ndarray:
     """An infrastructure ending has neither an outcome nor an outcome reward: it says nothing about the policy."""
     infrastructure = frame["status"].isin(INFRASTRUCTURE).to_numpy(dtype=bool)
-    rewarded = _each("outcome" in rewards for (rewards,) in _json(frame, "rewards"))
+    rewarded = _each("outcome" in rewards for rewards in frame["rewards"])
     return ~(infrastructure & (rewarded | frame["outcome"].notna().to_numpy(dtype=bool)))
 
 
@@ -87,25 +87,24 @@ def outcome_matches_checks(frame: pd.DataFrame) -> np.ndarray:
 
 def rewards_finite(frame: pd.DataFrame) -> np.ndarray:
     """Each reward term is a finite number."""
-    return _each(all(_is_finite(value) for value in rewards.values()) for (rewards,) in _json(frame, "rewards"))
+    return _each(all(_is_finite(value) for value in rewards.values()) for rewards in frame["rewards"])
 
 
 def turns_in_order(frame: pd.DataFrame) -> np.ndarray:
     """Turns are numbered 0, 1, 2, ... and none is missing."""
-    return _each([turn["index"] for turn in turns] == list(range(len(turns))) for (turns,) in _json(frame, "turns"))
+    return _each([turn["index"] for turn in turns] == list(range(len(turns))) for turns in frame["turns"])
 
 
 def turns_sum_to_sampled(frame: pd.DataFrame) -> np.ndarray:
     """The completion tokens of all turns are the sampled tokens."""
-    sums = [sum(turn["completion_tokens"] for turn in turns) for (turns,) in _json(frame, "turns")]
+    sums = [sum(turn["completion_tokens"] for turn in turns) for turns in frame["turns"]]
     return np.asarray(sums, dtype=np.int64) == frame["sampled_tokens"].to_numpy(dtype=np.int64)
 
 
 def one_digest_per_rollout(frame: pd.DataFrame) -> np.ndarray:
     """Every turn was sampled from the weights that the trajectory names."""
-    digests = frame["policy_digest"]
-    pairs = zip(_json(frame, "turns"), digests, strict=True)
-    return _each(all(turn["policy_digest"] == digest for turn in turns) for (turns,), digest in pairs)
+    pairs = zip(frame["turns"], frame["policy_digest"], strict=True)
+    return _each(all(turn["policy_digest"] == digest for turn in turns) for turns, digest in pairs)
 
 
 def one_digest_per_version(frame: pd.DataFrame) -> np.ndarray:
@@ -177,11 +176,6 @@ def segments_without_gap(frame: pd.DataFrame) -> np.ndarray:
 def belongs_to_trajectory(frame: pd.DataFrame, trajectories: pd.DataFrame) -> np.ndarray:
     """A segment's trajectory is there and was accepted."""
     return frame["trajectory_id"].isin(trajectories["id"]).to_numpy(dtype=bool)
-
-
-def _json(frame: pd.DataFrame, *names: str) -> list[tuple]:
-    """The parsed values of JSON columns, one tuple a row."""
-    return [tuple(json.loads(text) for text in row) for row in zip(*(frame[name] for name in names), strict=True)]
 
 
 def _each(verdicts: Iterable[bool]) -> np.ndarray:

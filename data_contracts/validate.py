@@ -8,6 +8,7 @@ A table that holds no row is not valid: a check that saw nothing has shown nothi
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,8 +24,7 @@ from data_contracts.rules import Rule
 
 PANDERA_NAMES = {
     "not_nullable": "required",
-    "field_uniqueness": "unique",
-    "multiple_fields_uniqueness": "unique",
+    "unique_together": "unique",
     "column_in_dataframe": "column_missing",
     "column_in_schema": "column_unknown",
 }
@@ -69,15 +69,14 @@ class Validation:
             yield rejection, {str(name): value for name, value in row.items()}
 
     def gate(self, *, max_dropped_share: float = 0.0) -> Gate:
-        """PASS when rows were accepted and at most that share was dropped; nothing to judge is INCONCLUSIVE."""
+        """PASS when every rule was asked and at most that share of rows was dropped; no row at all is INCONCLUSIVE."""
         share = self.dropped / len(self.source) if len(self.source) else None
         whole_table = [rejection.reason for rejection in self.rejected if rejection.row is None]
-        if share is None or self.skipped:
-            reason = f"rules not asked: {', '.join(self.skipped)}" if self.skipped else "the table holds no row"
-            verdict = Verdict.INCONCLUSIVE
-        else:
-            verdict = Verdict.FAIL if whole_table or share > max_dropped_share else Verdict.PASS
-            reason = "; ".join([f"{self.dropped} of {len(self.source)} rows dropped", *whole_table])
+        unasked = [f"rules not asked: {', '.join(self.skipped)}"] if self.skipped else []
+        verdict = Verdict.INCONCLUSIVE if unasked or share is None else Verdict.PASS
+        if share is not None and (whole_table or share > max_dropped_share):
+            verdict = Verdict.FAIL
+        reason = "; ".join([f"{self.dropped} of {len(self.source)} rows dropped", *whole_table, *unasked])
         evidence: dict[str, Any] = {"rows": len(self.source), "dropped": self.dropped, **self.counts}
         return Gate(name=f"{self.table}_contract", verdict=verdict, reason=reason, evidence=evidence)
 
@@ -173,7 +172,7 @@ def _explained(
             yield Rejection(row, _key(contract, frame, row), rule, reason)
         return
     row = int(index)
-    together = check == "multiple_fields_uniqueness"
+    together = check == "unique_together"
     where = "+".join(contract.unique_together) if together else str(column)
     cell = _short(_key(contract, frame, row) if together else frame[column].iloc[row])
     yield Rejection(row, _key(contract, frame, row), f"{where}.{name}", f"{where} is {cell}, which breaks {name}")
@@ -181,10 +180,15 @@ def _explained(
 
 @dataclass(slots=True)
 class _Checked:
-    """A table on its way through the checks: `alive` keeps the source's positions as its index."""
+    """A table on its way through the checks.
+
+    `typed` are the rows that passed the column checks, in the contract's types; `alive` those that passed every rule so
+    far, JSON parsed. Both keep the source's positions as their index.
+    """
 
     contract: Contract
     source: pd.DataFrame
+    typed: pd.DataFrame
     alive: pd.DataFrame
     rejected: list[Rejection]
     pending: tuple[Rule, ...]
@@ -192,12 +196,13 @@ class _Checked:
     @classmethod
     def of_columns(cls, contract: Contract, frame: pd.DataFrame) -> _Checked:
         source = frame.reset_index(drop=True)
-        checked = cls(contract, source, source, [], contract.rules)
-        checked._reject(_column_rejections(contract, source))
-        if any(rejection.row is None for rejection in checked.rejected):
-            # a table of other columns: whoever looks at the accepted rows finds none, under the right names
-            checked.alive = source.iloc[:0].reindex(columns=[column.name for column in contract.columns])
-        return checked
+        rejected = _column_rejections(contract, source)
+        rows = {rejection.row for rejection in rejected}
+        # a table of other columns: whoever looks at the accepted rows finds none, under the right names
+        sound = source.iloc[:0] if None in rows else source.drop(index=[row for row in rows if row is not None])
+        typed = sound.reindex(columns=[column.name for column in contract.columns]).astype(_types(contract))
+        parsed = {column.name: typed[column.name].map(json.loads) for column in contract.columns if column.is_json}
+        return cls(contract, source, typed, typed.assign(**parsed), rejected, contract.rules)
 
     def ask(self, companions: Mapping[str, pd.DataFrame]) -> None:
         """Ask the rules still pending whose companion tables are there."""
@@ -209,7 +214,8 @@ class _Checked:
             holds = rule.holds(self.alive, *(companions[name] for name in rule.tables))
             rows = self.alive.index[~np.asarray(holds, dtype=bool)]
             key = partial(_key, self.contract, self.alive)
-            self._reject([Rejection(int(row), key(row), rule.name, rule.description) for row in rows])
+            self.rejected += [Rejection(int(row), key(row), rule.name, rule.description) for row in rows]
+            self.alive = self.alive.drop(index=rows)
 
     def result(self, minimum_rows: int) -> Validation:
         least = max(minimum_rows, self.contract.minimum_rows)
@@ -217,21 +223,23 @@ class _Checked:
             reason = f"{len(self.alive)} valid rows, {least} are needed"
             self.rejected.append(Rejection(None, "", "minimum_rows", reason))
         skipped = tuple(rule.name for rule in self.pending)
-        accepted = self.alive.reset_index(drop=True)
+        accepted = self.typed.loc[self.alive.index].reset_index(drop=True)
         return Validation(self.contract.name, accepted, self.rejected, skipped, self.source)
 
-    def _reject(self, found: list[Rejection]) -> None:
-        self.rejected += found
-        rows = {rejection.row for rejection in found if rejection.row is not None}
-        self.alive = self.alive.drop(index=list(rows)) if rows else self.alive
+
+def _types(contract: Contract) -> dict[str, str]:
+    """The frame's types by column; text and arrays are objects."""
+    scalars = {"integer": "Int64", "boolean": "boolean", "number": "float64"}
+    return {column.name: scalars.get(column.logical_type, "object") for column in contract.columns}
 
 
 def _key(contract: Contract, frame: pd.DataFrame, row: int) -> str:
-    """The row's name; its position where a key column is missing or null."""
+    """The row's name; its position where a key column is missing, null or no scalar."""
     if not set(contract.key) <= set(frame.columns):
         return f"row {row}"
     parts = [frame[name].loc[row] for name in contract.key]
-    return f"row {row}" if any(pd.isna(part) for part in parts) else "/".join(str(part) for part in parts)
+    named = all(pd.api.types.is_scalar(part) and not pd.isna(part) for part in parts)
+    return "/".join(str(part) for part in parts) if named else f"row {row}"
 
 
 def _short(value: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 """What every process that imports mlflow has in its environment: recipes and code stay on the machine."""
 
@@ -46,11 +48,8 @@ def connect(tracking_uri: str) -> MlflowClient:
         return MlflowClient(tracking_uri, tracking_uri)
     database.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(database.with_name(database.name + ".lock")):
-        client = MlflowClient(tracking_uri, tracking_uri)
-        # Both stores create their tables when first used; two processes doing so at once break each other.
-        client.search_experiments(max_results=1)
-        client.search_registered_models(max_results=1)
-    return client
+        _let_readers_pass(database)
+        return MlflowClient(tracking_uri, tracking_uri)  # makes the tables of runs, traces and models, if need be
 
 
 def experiment_id(client: MlflowClient, name: str, artifact_root: Path | str) -> str:
@@ -75,6 +74,15 @@ def quoted(value: str) -> str:
     if "'" in value:
         raise ValueError(f"{value!r} holds a quote and cannot be searched for")
     return f"'{value}'"
+
+
+def _let_readers_pass(database: Path) -> None:
+    """Switch the database to a write-ahead log, once for all: who reads the champion never waits for who writes."""
+    connection = sqlite3.connect(database, timeout=60)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+    finally:
+        connection.close()
 
 
 def _sqlite_file(tracking_uri: str) -> Path | None:

@@ -97,8 +97,8 @@ class ReleaseStore:
 
     def annotate(self, version: int, move: Move) -> None:
         """Show who moved the champion here, and why, in the MLflow UI."""
-        for key, value in {"by": move.who, "why": move.why, "at": move.at, "kind": move.kind}.items():
-            self._client.set_model_version_tag(self._model, str(version), f"ratchet.moved.{key}", value[:5000])
+        note = f"{move.kind} by {move.who} at {move.at}: {move.why}"
+        self._client.set_model_version_tag(self._model, str(version), "ratchet.moved", note[:5000])
 
     def _component(self, role: Role, path: Path, digest: str) -> Component:
         if not path.exists():

@@ -60,7 +60,7 @@ class CanaryConfig(Config):
     concurrency: int = Field(default=32, ge=1, description="live sessions in flight")
     look_every: int = Field(default=32, ge=1, description="sessions of a wave: the decision is looked at after each")
     temperature: float = Field(default=1.0, ge=0, description="sampling temperature of the live sessions; 0 is greedy")
-    turn_tokens: int = Field(default=128, ge=1, description="most tokens of one model message")
+    turn_tokens: int = Field(default=64, ge=1, description="most tokens of one model message, as in training")
     retries: int = Field(default=2, ge=0, description="times a refused or lost request is sent again")
     seed: int = Field(default=0, ge=0, description="order of the problems, and sampling")
 

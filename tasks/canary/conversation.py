@@ -94,6 +94,11 @@ class Memory:
         if self._conversations.pop(session, None) is not None:
             self._forget(session)
 
+    def clear(self) -> None:
+        """Forget every session."""
+        for name in list(self._conversations):
+            self.drop(name)
+
     def _shrink(self) -> None:
         idle = [name for name, held in self._conversations.items() if not held.lock.locked()]
         for name in idle[: max(0, len(self._conversations) - self._limit)]:

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 import uvicorn
@@ -40,11 +41,10 @@ from tasks.canary.wire import (
     parse_body,
 )
 from tasks.rollout.engine import Completion, ContextFull, Engine, EngineError, SampleRequest
-from tasks.rollout.toolcalls import parse_turn
 
 _LOG = logging.getLogger(__name__)
 _START_SECONDS = 30.0
-_LONGEST_ID = 200
+_LONGEST_ID = 1024
 
 
 class Gateway:
@@ -81,6 +81,8 @@ class Gateway:
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
+        with suppress(EngineError):  # a pump that has stopped holds no sessions
+            self._memory.clear()
         self._pump.close()
 
     def load(self, served: Served) -> None:
@@ -147,7 +149,7 @@ class Gateway:
             await self._record(held, "turn", status=error.code, latency=time.monotonic() - started)
             raise
         text = self._chat.decode(completion.token_ids)
-        message = assistant_message(text, parse_turn(text), held.turn)
+        message = assistant_message(text, held.turn, cut=completion.finish_reason == "length")
         answer = completion_body(held.session, held.turn, held.route.served.release, message, completion)
         await self._record(held, "turn", **_measured(completion, message), latency=time.monotonic() - started)
         held.commit(Exchange(messages, tools, prompt, completion, message, answer), self._chat)

@@ -1,6 +1,6 @@
 """Live sessions: problems solved through the gateway, over HTTP, as a user's agent would.
 
-problem -> environment session <-> POST /v1/chat/completions, turn by turn -> hidden checks -> POST /feedback -> LiveSession
+problem -> environment session <-> POST /v1/chat/completions -> hidden checks -> POST /feedback -> LiveSession
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple, Self
 
 import httpx
@@ -17,6 +17,7 @@ import httpx
 from data_contracts.records import INFRASTRUCTURE, Problem, Status, ToolCall
 from tasks.canary.config import CanaryConfig
 from tasks.canary.sessions import LiveSession
+from tasks.rollout.agent import CUT, NO_CALL
 from tasks.rollout.checks import run_checks
 from tasks.rollout.environments import open_session
 from tasks.rollout.environments.base import Session
@@ -56,8 +57,27 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def post(self, path: str, session: str, body: dict[str, Any], route: dict[str, str]) -> dict[str, Any]:
-        """Send a request and notice its route in `route`; raises `Unserved`, `ContextExceeded`.
+    def chat(self, session: str, body: dict[str, Any], route: dict[str, str]) -> dict[str, Any]:
+        """A turn's response; notes the session's route in `route`. Raises `Unserved`, `ContextExceeded`.
+
+        Any other 4xx is a fault of ours and raises `httpx.HTTPStatusError`.
+        """
+        reply = self._post("/v1/chat/completions", session, body, route)
+        answer: dict[str, Any] = reply.json()
+        if reply.status_code == 400 and answer["error"]["code"] == "context_length_exceeded":
+            raise ContextExceeded(answer["error"]["message"])
+        reply.raise_for_status()
+        return answer
+
+    def tell(self, session: str, outcome: bool | None, metadata: dict[str, Any]) -> None:
+        """Post a session's outcome; one that the gateway no longer knows (404) was told before. Raises `Unserved`."""
+        body = {"session": session, "outcome": outcome, "metadata": metadata}
+        reply = self._post("/feedback", session, body, {})
+        if reply.status_code != 404:
+            reply.raise_for_status()
+
+    def _post(self, path: str, session: str, body: dict[str, Any], route: dict[str, str]) -> httpx.Response:
+        """Send a request until it has an answer below 500.
 
         A gateway that cannot be reached, or whose engine as a whole is gone (503), is no release's failure.
         """
@@ -70,7 +90,7 @@ class Client:
             else:
                 route.update({key: reply.headers[key] for key in reply.headers if key.startswith("x-ratchet-")})
                 if reply.status_code < 500:
-                    return _accepted(reply)
+                    return reply
                 failure = Unserved("cancelled" if reply.status_code == 503 else "engine_error", reply.text[:200])
             if attempt < self._retries:
                 time.sleep(0.05 * 2**attempt)
@@ -96,14 +116,13 @@ class Desk(NamedTuple):
 def play_all(
     jobs: Sequence[Job], desk: Desk, on_done: Callable[[LiveSession], None] | None = None
 ) -> list[LiveSession]:
-    """Play the sessions, `concurrency` at a time; the records come in the order of the jobs, `on_done` hears of each."""
-    done: list[LiveSession] = []
+    """Play the sessions, `concurrency` at a time; records come in the order of the jobs, `on_done` hears of each."""
     with ThreadPoolExecutor(desk.config.concurrency, thread_name_prefix="live") as threads:
-        for record in threads.map(lambda job: play(job, desk), jobs):
-            done.append(record)
+        futures = [threads.submit(play, job, desk) for job in jobs]
+        for future in as_completed(futures):
             if on_done:
-                on_done(record)
-    return done
+                on_done(future.result())
+    return [future.result() for future in futures]
 
 
 def play(job: Job, desk: Desk) -> LiveSession:
@@ -116,6 +135,8 @@ def play(job: Job, desk: Desk) -> LiveSession:
             outcome = _verified(job.problem, player.session, desk.verifier)
         except SandboxError as error:
             status, detail = "verifier_error", str(error)
+    if status != "cancelled":
+        detail = player.tell(status, outcome) or detail
     return player.record(status, detail, outcome)
 
 
@@ -137,9 +158,11 @@ class _Player:
             while self.turns < limits.turns:
                 if self.tokens >= limits.tokens:
                     return "out_of_tokens", ""
-                message = self._ask(limits.tokens - self.tokens)
-                if self._answer(message):
+                message, cut = self._ask(limits.tokens - self.tokens)
+                if self._answer(message, cut):
                     return "completed", ""
+                if cut and self.tokens >= limits.tokens:
+                    return "out_of_tokens", ""
         except ContextExceeded:
             return "out_of_tokens", "the context is full"
         except Unserved as error:
@@ -148,7 +171,8 @@ class _Player:
             return "sandbox_error", str(error)
         return "out_of_turns", ""
 
-    def _ask(self, left: int) -> Message:
+    def _ask(self, left: int) -> tuple[Message, bool]:
+        """The next message of the model, and whether it was cut by length."""
         config = self.desk.config
         body = {
             "model": config.gateway.model,
@@ -159,38 +183,51 @@ class _Player:
             "seed": _seed(config.seed, self.name),
         }
         started = time.monotonic()
-        reply = self.desk.client.post("/v1/chat/completions", self.name, body, self.route)
+        reply = self.desk.client.chat(self.name, body, self.route)
         self.latency += time.monotonic() - started
         self.prompt_tokens = self.prompt_tokens or reply["usage"]["prompt_tokens"]
         self.tokens += reply["usage"]["completion_tokens"]
         self.turns += 1
-        message: Message = reply["choices"][0]["message"]
-        self.messages.append(message)
-        return message
+        choice = reply["choices"][0]
+        self.messages.append(choice["message"])
+        return choice["message"], choice["finish_reason"] == "length"
 
-    def _answer(self, message: Message) -> bool:
-        """Run the calls and append what they came back with; True when the session is over."""
-        for call in message.get("tool_calls", []):
+    def _answer(self, message: Message, cut: bool) -> bool:
+        """Run the calls and append what came back, in the words of training; True when the session is over."""
+        calls = [] if cut else message.get("tool_calls", [])
+        errors = [CUT] if cut else [f"error: {error}" for error in message.get("call_errors", [])]
+        if not calls and not errors:
+            errors = [NO_CALL]
+        self.tool_errors += len(errors)
+        for call in calls:
             arguments = json.loads(call["function"]["arguments"])
             result = self.session.call(ToolCall(name=call["function"]["name"], arguments=arguments))
             self.tool_errors += result.failed
             if result.done:
                 return True
             self._observe(result.text, call["id"])
-        for error in message.get("call_errors", []):
-            self.tool_errors += 1
-            self._observe(f"error: {error}", "")
-        return self.messages[-1] is message
+        for error in errors:
+            self._observe(error, "")
+        return False
 
     def _observe(self, text: str, call: str) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
 
+    def tell(self, status: Status, outcome: bool | None) -> str:
+        """Tell the gateway how it ended; returns why that failed, or ""."""
+        metadata = {
+            "problem_id": self.problem.id,
+            "horizon": self.problem.horizon,
+            "status": status,
+            "tool_errors": self.tool_errors,
+        }
+        try:
+            self.desk.client.tell(self.name, outcome, metadata)
+        except Unserved as error:
+            return f"the outcome was not told: {error}"
+        return ""
+
     def record(self, status: Status, detail: str, outcome: bool | None) -> LiveSession:
-        """The session's record, after its outcome was told to the gateway."""
-        told = {"problem_id": self.problem.id, "horizon": self.problem.horizon, "status": status, "turns": self.turns}
-        feedback = {"session": self.name, "outcome": outcome, "metadata": told}
-        if self.route and status != "cancelled":
-            self.desk.client.post("/feedback", self.name, feedback, self.route)
         return LiveSession(
             session=self.name,
             stage=int(self.route.get("x-ratchet-stage", 0)),
@@ -208,15 +245,6 @@ class _Player:
             tool_errors=self.tool_errors,
             detail=detail,
         )
-
-
-def _accepted(reply: httpx.Response) -> dict[str, Any]:
-    """The body of a request that was understood; any 4xx but a full context is a fault of ours and raises."""
-    body: dict[str, Any] = reply.json()
-    if reply.status_code == 400 and body["error"]["code"] == "context_length_exceeded":
-        raise ContextExceeded(body["error"]["message"])
-    reply.raise_for_status()
-    return body
 
 
 def _verified(problem: Problem, session: Session, verifier: WarmPool) -> bool:

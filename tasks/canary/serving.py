@@ -60,7 +60,7 @@ class EnginePump:
         self._post(lambda: self._close_session(session))
 
     def close(self) -> None:
-        """Stop after the step under way; requests that have no answer yet fail with EngineError."""
+        """Do what was posted, then stop; requests that have no answer yet fail with EngineError."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -85,11 +85,9 @@ class EnginePump:
         with self._wake:
             self._wake.wait_for(lambda: self._inbox or self._waiting or self._closing)
             jobs, self._inbox = self._inbox, []
-        if self._closing:
-            return False
         for job in jobs:
             job()
-        return True
+        return not self._closing
 
     def _step(self) -> None:
         if not self._waiting:

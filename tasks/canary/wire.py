@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.rollout.engine import Completion
-from tasks.rollout.toolcalls import ParsedTurn
+from tasks.rollout.toolcalls import ParsedTurn, parse_turn
 
 Message = dict[str, Any]
 
@@ -118,12 +118,14 @@ def parse_body(kind: type[_Loose], body: bytes) -> Any:
         raise WireError(400, "invalid_value", f"{field}: {first['msg']}") from error
 
 
-def assistant_message(text: str, parsed: ParsedTurn, turn: int) -> Message:
+def assistant_message(text: str, turn: int, *, cut: bool) -> Message:
     """A completion's text as an assistant message.
 
-    `content` is the text outside calls; when nothing in it could be read as a call, it is the text as it stands.
-    `call_errors` (ours, beside OpenAI's fields) says what was wrong with calls that could not be read.
+    `content` is the text outside calls; when nothing in it could be read as a call, it is the text as it stands. A
+    message that was cut by length has no calls, since more was to come. `call_errors` (ours, beside OpenAI's fields)
+    says what was wrong with calls that could not be read.
     """
+    parsed = ParsedTurn(text, (), ()) if cut else parse_turn(text)
     calls = [
         {
             "id": f"call_{turn}_{index}",

@@ -48,7 +48,7 @@ class TermsConfig(Config):
 class ProbeConfig(Config):
     """The reward model: a probe on the frozen base, and what its calibration must reach."""
 
-    rollouts: int = Field(default=1500, ge=1, description="verified rollouts to fit and test the probe on, at most")
+    rollouts: int = Field(default=1000, ge=1, description="verified rollouts to fit and test the probe on, at most")
     c: float = Field(default=0.05, gt=0, description="inverse strength of the probe's L2 regularisation")
     train_share: float = Field(default=0.5, gt=0, lt=1, description="share of problems the probe is fitted on")
     calibrate_share: float = Field(default=0.25, gt=0, lt=1, description="share of problems to fit the calibrator on")

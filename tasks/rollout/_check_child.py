@@ -1,4 +1,4 @@
-"""Runs one check's steps in a fork that holds the agent's code, and reports each step over an append-only pipe.
+"""Runs the steps of checks in a fork that holds the agent's code, and reports each step over an append-only pipe.
 
 steps -> import the files' modules -> evaluate step after step -> one signed record each -> the judge (checks.py)
 
@@ -25,7 +25,8 @@ from typing import Any
 
 from tasks.rollout._warm_io import FOLDER
 
-globals()["__builtins__"] = dict(vars(builtins))  # functions below keep these, whatever an agent patches
+_BUILTINS = dict(vars(builtins))
+globals()["__builtins__"] = _BUILTINS  # functions below keep these, whatever an agent patches
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
@@ -54,46 +55,58 @@ _VOUCHED = frozenset(  # (module, function): they look at a caller's name or lin
         ("traceback", "_extract_from_extended_frame_gen"),
     }
 )
+_OWN = globals()
 _PROC = stat("/proc").st_dev if sys.platform == "linux" else -1
 _VIEWS = (type({}.keys()), type({}.items()))
 
 Send = Callable[[dict[str, Any]], None]
 Error = dict[str, Any]
-_saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
+_saved: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
 _names: dict[int, str] = {}
 
 
 def remember_modules() -> None:
-    """Keep what every imported module holds now, before any agent's code ran, to put it back before each step."""
+    """Keep what each imported module holds now, before any agent's code ran, to put it back before a check uses it."""
     for name, module in sys.modules.items():
-        if name not in ("sys", "__main__"):
-            _saved.append((vars(module), dict(vars(module))))
+        ours = name in ("sys", "__main__") or name.partition(".")[0] == "tasks"
+        if not ours and type(vars(module)) is dict:  # typing puts classes into sys.modules
+            _saved[name] = (module, vars(module), dict(vars(module)))
             _names[id(vars(module))] = name
 
 
-def run_check(check: dict[str, Any], fd: int) -> None:
-    """Run `{"secret", "modules", "steps"}` and report on `fd`; stops after the first step that raises."""
-    send = _reporter(fd, bytes.fromhex(check.pop("secret")))
-    builtin = dict(vars(builtins))
-    space: dict[str, Any] = {"__builtins__": builtin, "__name__": "__check__"}
-    for name in {name.partition(".")[0] for name in check["modules"]}:
+def run_checks(request: dict[str, Any], fd: int) -> None:
+    """Run `{"secret", "modules", "checks": [{"uses", "steps"}]}` and report on `fd`: the import, then each step.
+
+    A check stops at the first step that raises, and the next one goes on.
+    """
+    send = _reporter(fd, bytes.fromhex(request.pop("secret")))
+    for name in {name.partition(".")[0] for name in request["modules"]}:
         for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
             del sys.modules[loaded]  # the problem's own module goes before a standard one of its name
-    _saved.append((sys.modules, dict(sys.modules)))  # type: ignore[arg-type]
+            _saved.pop(loaded, None)
     sys.path.insert(0, FOLDER)
     sys.addaudithook(_hook(send))
-    _, error = _attempt(_load, check["modules"], space)
+    names: dict[str, Any] = {"__builtins__": dict(vars(builtins)), "__name__": "__check__"}
+    _, error = _attempt(_load, request["modules"], names)
     send({"error": error})
-    for name in builtin:
-        space.pop(name, None)  # an agent's `sorted` or `len` is not what a check means
-    space |= {"__builtins__": builtin, "__name__": "__check__", "_failed_": _failed}
-    for step in check["steps"] if error is None else ():
-        for live, kept in _saved:
-            live.update(kept)
-        record, error = _attempt(_step, step, space)
-        send({"error": error} if record is None else record)
-        if error is not None:
-            return
+    for name in _BUILTINS:
+        names.pop(name, None)  # an agent's `sorted` or `len` is not what a check means
+    for check in request["checks"] if error is None else ():
+        space = names | {"__builtins__": dict(_BUILTINS), "__name__": "__check__", "_failed_": _failed}
+        for step in check["steps"]:
+            for name in check["uses"]:
+                _restore(name)
+            record, error = _attempt(_step, step, space)
+            send({"error": error} if record is None else record)
+            if error is not None:
+                break
+
+
+def _restore(name: str) -> None:
+    if name in _saved:
+        module, live, kept = _saved[name]
+        live.update(kept)
+        sys.modules[name] = module
 
 
 def signature(secret: bytes, number: int, text: str) -> str:
@@ -159,7 +172,7 @@ def _vouched(frame: FrameType | None) -> bool:
     for _ in range(2):
         module = None if frame is None else _names.get(id(frame.f_globals))
         if frame is None or module is None:
-            return False
+            return frame is not None and frame.f_globals is _OWN
         if (module, frame.f_code.co_name) in _VOUCHED:
             return True
         frame = frame.f_back
@@ -218,7 +231,7 @@ def _step(step: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
         right = eval(compile(step["right"], "<check>", "eval"), space)
         record["right"] = _attempt(encode, right)[0]
         record["truth"] = bool(OPERATORS[step["operator"]](left, right))
-    elif step["operator"] is None:
+    elif not step["hidden"]:
         record["truth"] = bool(left)
     return record | {"left": _attempt(encode, left)[0], "shown": _text(repr, left)}
 

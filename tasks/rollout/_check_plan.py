@@ -19,6 +19,7 @@ class Step:
     `left` is None for a statement that is simply run. For an assert it is the source whose value is reported;
     `operator` an ast name such as "Eq", or None where the value's truth counts (`negated` for `assert not`);
     `right` the source of the other side where that is no literal; where it is one, it stays here as `expected`.
+    `flipped`: the literal stood on the left, `left` is the source of the right side.
     """
 
     shown: str
@@ -28,6 +29,7 @@ class Step:
     right: str | None = None
     expected: Any = None
     negated: bool = False
+    flipped: bool = False
 
     def sent(self) -> dict[str, Any]:
         """What the process with the agent's code is told."""
@@ -41,6 +43,20 @@ def plan(code: str) -> tuple[Step, ...]:
     """The steps of a check's code; SyntaxError where it is no Python."""
     code = textwrap.dedent(code)
     return tuple(_step(statement, code) for statement in ast.parse(code, "<check>").body)
+
+
+@functools.lru_cache(maxsize=4096)
+def uses(code: str) -> tuple[str, ...]:
+    """Names in a check's code that may be modules: they are put back to their own state before each of its steps."""
+    found = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(code))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return tuple(sorted(found))
 
 
 def modules_of(files: dict[str, str]) -> list[str]:
@@ -66,11 +82,15 @@ def _step(statement: ast.stmt, code: str) -> Step:
         return Step(shown=shown, source="", left=ast.unparse(test.operand), negated=True)
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return Step(shown=shown, source="", left=ast.unparse(test))
-    left, operator, right = ast.unparse(test.left), type(test.ops[0]).__name__, test.comparators[0]
-    try:
-        return Step(shown=shown, source="", left=left, operator=operator, expected=ast.literal_eval(right))
-    except (ValueError, TypeError):
-        return Step(shown=shown, source="", left=left, operator=operator, right=ast.unparse(right))
+    left, operator, right = test.left, type(test.ops[0]).__name__, test.comparators[0]
+    for side, other, flipped in ((left, right, False), (right, left, True)):
+        try:
+            expected = ast.literal_eval(other)
+        except (ValueError, TypeError):
+            continue
+        source = ast.unparse(side)
+        return Step(shown=shown, source="", left=source, operator=operator, expected=expected, flipped=flipped)
+    return Step(shown=shown, source="", left=ast.unparse(left), operator=operator, right=ast.unparse(right))
 
 
 class _Telling(ast.NodeTransformer):

@@ -14,13 +14,12 @@ import resource
 import runpy
 import signal
 import sys
-import threading
 import traceback
 import types
 from types import TracebackType
 from typing import Any, NoReturn
 
-from tasks.rollout._check_child import run_check
+from tasks.rollout._check_child import run_checks
 from tasks.rollout._warm_io import FOLDER
 
 _FILE_BYTES = 16 * 2**20
@@ -40,8 +39,8 @@ def run_child(request: dict[str, Any], ends: dict[str, int], base_bytes: int) ->
         _limits(request["seconds"], request["memory_mb"], base_bytes)
         os.chdir(FOLDER)
         random.seed(0)
-        if request["kind"] == "check":
-            run_check(request["check"], _REPORT)
+        if request["kind"] == "checks":
+            run_checks(request["checks"], _REPORT)
             code = 0
         else:
             code = _program(request["argv"])
@@ -110,7 +109,7 @@ def _python(arguments: list[str]) -> int:
     except SystemExit as stop:
         code = _exit_code(stop)
     except BaseException as error:  # as the interpreter does with any program
-        sys.excepthook(type(error), error, _own_frames(error.__traceback__))
+        sys.excepthook(type(error), error.with_traceback(_without_ours(error.__traceback__)), None)
         code = 1
     return _finish(code)
 
@@ -124,7 +123,8 @@ def _exit_code(stop: SystemExit) -> int:
 
 def _finish(code: int) -> int:
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -134,7 +134,7 @@ def _finish(code: int) -> int:
     return code
 
 
-def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames that are ours."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _SELF:
         trace = trace.tb_next

@@ -21,19 +21,21 @@ import sys
 import time
 from typing import Any
 
+from tasks.rollout._check_child import remember_modules
 from tasks.rollout._warm_child import run_child
 from tasks.rollout._warm_io import empty, read_frame, write_files, write_frame
 
 KEPT = 64 * 1024
 """Bytes of stdout, and of stderr, that a call may write; one more ends it."""
 REPORT_KEPT = 256 * 1024
-"""Bytes a check may report."""
+"""Bytes a list of checks may report."""
 MAX_PROCESSES = 32
 PRELOADED = (
     "abc ast bisect collections collections.abc contextlib copy dataclasses datetime decimal enum fractions functools"
-    " hashlib heapq inspect io itertools json logging math operator os pathlib random re runpy statistics string"
-    " textwrap threading time traceback types typing unittest"
+    " hashlib heapq inspect io itertools json math operator os pathlib random re runpy statistics string textwrap time"
+    " traceback types typing"
 ).split()
+"""Not logging nor threading: what they do after each fork doubles its cost."""
 _TICK = 0.01
 _PR_SET_DUMPABLE = 4
 
@@ -48,6 +50,7 @@ def main() -> None:
     if "--preload" in sys.argv:
         for name in PRELOADED:
             importlib.import_module(name)
+    remember_modules()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "ctypes", "_ctypes", "__main__")]:
         del sys.modules[name]  # an agent's module may carry such a name; a check must be seen to import ctypes
     sys.path.remove("/ratchet")
@@ -74,7 +77,7 @@ def _harden() -> None:
 
 
 def _serve(request: dict[str, Any], owner: int, base: tuple[int, int]) -> dict[str, Any]:
-    names = ("report",) if request["kind"] == "check" else ("stdout", "stderr")
+    names = ("report",) if request["kind"] == "checks" else ("stdout", "stderr")
     reply: dict[str, Any] = {"ended": "error", "exit_code": 127, "seconds": 0.0, "note": "", "spoiled": False}
     reply |= dict.fromkeys(names, "")
     try:
@@ -101,7 +104,7 @@ def _run_child(
     buffers = {ends[0]: bytearray() for ends in pipes.values()}
     for _, end in pipes.values():
         os.close(end)
-    kept = REPORT_KEPT if request["kind"] == "check" else KEPT
+    kept = REPORT_KEPT if request["kind"] == "checks" else KEPT
     ended, note = _watch(pid, buffers, kept, request, owner, base[1])
     reply["seconds"] = time.monotonic() - started
     status = _kill_others(pid)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
+class TrainingDiverged(RuntimeError):
+    """Too many optimizer steps in a row were not finite: the run stops."""
+
+
 class MismatchReport(BaseModel):
     """How far the trainer's log-probabilities are from the engine's, over sampled tokens; d = train - rollout, r = e^d.
 
@@ -26,6 +30,8 @@ class MismatchReport(BaseModel):
     max_after_gap: float | None = None
     """largest |d| at the first sampled token after tokens that were not sampled, where a shift shows first"""
     by_position: tuple[float | None, ...] = ()
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 class TrainReport(BaseModel):

@@ -90,6 +90,11 @@ def problem() -> Callable[..., Problem]:
 
 
 @pytest.fixture
+def turn() -> Callable[..., Turn]:
+    return make_turn
+
+
+@pytest.fixture
 def trajectory() -> Callable[..., Trajectory]:
     return make_trajectory
 

@@ -90,9 +90,18 @@ def move(command: dict[str, Any]) -> Any:
     return registry.promote(command["version"], who="test", why="fault").version
 
 
+def meet(command: dict[str, Any]) -> float:
+    """Wait until all of `command["meet"]` processes are ready; returns when to stop."""
+    folder = Path(command["folder"])
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < command["meet"]:
+        time.sleep(0.01)
+    return time.monotonic() + command["seconds"]
+
+
 def promoter(command: dict[str, Any]) -> Any:
     registry = open_registry(command)
-    ends = time.monotonic() + command["seconds"]
+    ends = meet(command)
     count = 0
     while time.monotonic() < ends:
         registry.promote(command["versions"][count % len(command["versions"])], who=str(os.getpid()), why="race")
@@ -103,7 +112,7 @@ def promoter(command: dict[str, Any]) -> Any:
 def reader(command: dict[str, Any]) -> Any:
     """Every read's release version, manifest digests, and digests of the files it would load."""
     registry = open_registry(command)
-    ends = time.monotonic() + command["seconds"]
+    ends = meet(command)
     reads, mixed, seen = 0, 0, set()
     while time.monotonic() < ends:
         registry._releases.clear()

@@ -217,6 +217,14 @@ def test_alias_moved_by_hand_is_noted_and_can_be_rolled_back(registry: Registry,
     assert registry.rollback().version == one
 
 
+@pytest.fixture(scope="module")
+def pair(where: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """An agent with releases 1 and 2."""
+    registry = Registry(where["uri"], Path(where["artifacts"]), "pair")
+    assert [registry.publish(bundle(tmp_path_factory.mktemp("pair"), mark)) for mark in "ab"] == [1, 2]
+    return registry
+
+
 @pytest.mark.parametrize("kind", ["promote", "rollback"])
 @pytest.mark.parametrize(
     ("event", "when", "state"),
@@ -230,21 +238,20 @@ def test_alias_moved_by_hand_is_noted_and_can_be_rolled_back(registry: Registry,
     ],
 )
 def test_killed_move_leaves_the_state_before_or_after(
-    registry: Registry, run: Run, tmp_path: Path, kind: str, event: str, when: str, state: str | None
+    pair: Registry, run: Run, kind: str, event: str, when: str, state: str | None
 ) -> None:
-    one, two = (registry.publish(bundle(tmp_path, mark)) for mark in "ab")
-    for version in (one, two) if kind == "rollback" else (one,):
+    registry = pair
+    for version in (1, 2) if kind == "rollback" else (1,):
         registry.promote(version, who="ann", why="set up")
-    before, after = (two, one) if kind == "rollback" else (one, two)
-    command = {"do": "move", "kind": kind, "name": registry.name, "version": two, "die_at": event, "when": when}
+    before, after = (2, 1) if kind == "rollback" else (1, 2)
+    command = {"do": "move", "kind": kind, "name": "pair", "version": 2, "die_at": event, "when": when}
     assert run(command)[0]["exit"] == -9
     settled = registry.reconcile()
     assert [move.state for move in settled] == ([] if state is None else [state])
     expected = before if event == "intent" else after
     assert registry.champion().version == expected  # type: ignore[union-attr]
     assert registry.reconcile() == [] and all(move.state in ("done", "undone") for move in registry.history())
-    again = {"do": "move", "kind": "promote", "name": registry.name, "version": after}
-    assert run(again)[0] == {"exit": 0, "result": after}, "the same command again gets there"
+    assert registry.promote(after, who="test", why="again").version == after
     assert registry.champion().version == after  # type: ignore[union-attr]
 
 
@@ -274,8 +281,10 @@ def test_publish_killed_between_any_two_writes_publishes_once(
 def test_two_promoters_two_readers_see_no_mix(registry: Registry, run: Run, tmp_path: Path) -> None:
     versions = [registry.publish(bundle(tmp_path, mark, base=mark)) for mark in "abc"]
     registry.promote(versions[0], who="ann", why="first")
-    promote = {"do": "promoter", "name": registry.name, "versions": versions, "seconds": 4}
-    read = {"do": "reader", "name": registry.name, "seconds": 4}
+    (tmp_path / "ready").mkdir()
+    shared = {"name": registry.name, "folder": str(tmp_path / "ready"), "meet": 4, "seconds": 4}
+    promote = {"do": "promoter", "versions": versions, **shared}
+    read = {"do": "reader", **shared}
     ended = run(promote, {**promote, "versions": versions[::-1]}, read, read)
     assert [end["exit"] for end in ended] == [0, 0, 0, 0]
     readers = [end["result"] for end in ended[2:]]

@@ -1,0 +1,202 @@
+"""Where everything of a run lies: the only place that knows file names.
+
+<home>/<run id>/ -> recipe, problems, policies, iterations, evaluation, reward, canary, drift, summary, report
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.policy import policy_name
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One evaluation: its journal, rollouts as sampled, trajectories as verified, and the report."""
+
+    root: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.root / "rollouts.parquet"
+
+    @property
+    def segments(self) -> Path:
+        return self.root / "segments.parquet"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories.parquet"
+
+    @property
+    def reference(self) -> Path:
+        """The sampled trajectories alone: what live sessions are compared with."""
+        return self.root / "reference.parquet"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration: what was chosen, sampled, verified, credited and learnt."""
+
+    root: Path
+    number: int
+
+    @property
+    def selection(self) -> Path:
+        return self.root / "selection.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Trajectories as sampled, before they were verified."""
+        return self.root / "rollouts.parquet"
+
+    @property
+    def segments(self) -> Path:
+        return self.root / "segments.parquet"
+
+    @property
+    def scores(self) -> Path:
+        return self.root / "scores.parquet"
+
+    @property
+    def trajectories(self) -> Path:
+        """Trajectories with verified outcome and reward terms."""
+        return self.root / "trajectories.parquet"
+
+    @property
+    def batch(self) -> Path:
+        return self.root / "batch.parquet"
+
+    @property
+    def gates(self) -> Path:
+        return self.root / "gates.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def curriculum(self) -> Path:
+        """The curriculum's state after this iteration."""
+        return self.root / "curriculum.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Written last: an iteration with metrics is done."""
+        return self.root / "metrics.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one run; its name is the run's id."""
+
+    root: Path
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def home(self) -> Path:
+        return self.root.parent
+
+    @property
+    def recipe(self) -> Path:
+        return self.root / "recipe.json"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.root / "quarantine"
+
+    @property
+    def train(self) -> Path:
+        """Admitted training problems."""
+        return self.root / "problems" / "train.jsonl"
+
+    @property
+    def heldout(self) -> Path:
+        """Admitted held-out problems."""
+        return self.root / "problems" / "heldout.jsonl"
+
+    def source(self, split: str) -> Path:
+        """Generated problems of a split, before intake."""
+        return self.root / "problems" / "source" / f"{split}.jsonl"
+
+    def policy(self, number: int) -> Path:
+        """The adapter folder of a policy version."""
+        return self.root / "policies" / policy_name(number)
+
+    def iteration(self, number: int) -> Iteration:
+        """The folder of one iteration, from 0."""
+        return Iteration(self.root / "iterations" / f"{number:05d}", number)
+
+    def evaluation(self, side: str) -> Side:
+        """The folder of one evaluation: before, after, or champion."""
+        return Side(self.root / "evaluation" / side)
+
+    @property
+    def comparison(self) -> Path:
+        return self.root / "evaluation" / "paired.json"
+
+    @property
+    def reward(self) -> Path:
+        return self.root / "reward"
+
+    @property
+    def probe(self) -> Path:
+        return self.reward / "probe.joblib"
+
+    @property
+    def calibration(self) -> Path:
+        return self.reward / "calibration.json"
+
+    @property
+    def release(self) -> Path:
+        return self.root / "release.json"
+
+    @property
+    def canary(self) -> Path:
+        return self.root / "canary"
+
+    @property
+    def audit(self) -> Path:
+        return self.root / "audit"
+
+    @property
+    def drift(self) -> Path:
+        return self.root / "drift" / "report.json"
+
+    @property
+    def gates(self) -> Path:
+        """Folder of the gates outside the iterations, one file a stage."""
+        return self.root / "gates"
+
+    @property
+    def seconds(self) -> Path:
+        """One line per finished stage with the seconds it took."""
+        return self.root / "seconds.jsonl"

@@ -1,0 +1,45 @@
+"""Settings of the rollout stage."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from data_contracts.config import Config
+
+
+class RolloutConfig(Config):
+    """How rollouts for training are sampled, how many at a time, and when their batch may train."""
+
+    problems_per_iteration: int = Field(default=16, ge=1, description="problems (groups) in one iteration")
+    rollouts_per_problem: int = Field(default=8, ge=2, description="rollouts of a problem: the size of its group")
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature; the trainer scores under it too")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus of training rollouts: 1, the whole distribution")
+    max_turn_tokens: int = Field(default=64, ge=1, description="tokens one model message may have")
+    capacity: int = Field(default=128, ge=1, description="sessions in flight, and slots of the in-process engine")
+    tool_workers: int = Field(default=2, ge=1, description="tool calls running at the same time")
+    tool_latency_polls: int = Field(
+        default=4, ge=1, description="engine steps after which a tool's result joins, however quick the tool was"
+    )
+    retries: int = Field(default=2, ge=0, description="times an infrastructure failure is tried again")
+    minimum_contract_share: float = Field(
+        default=0.98, ge=0, le=1, description="gate: least share of rows that the contract accepts"
+    )
+    maximum_infrastructure_share: float = Field(
+        default=0.05, ge=0, le=1, description="gate: largest share of rollouts lost to infrastructure failures"
+    )
+    maximum_mean_mismatch: float = Field(
+        default=1e-3, gt=0, description="gate: largest mean of |trainer - rollout| log-probabilities, nats"
+    )
+    maximum_token_mismatch: float = Field(
+        default=0.05, gt=0, description="gate: largest |trainer - rollout| log-probability of any token, nats"
+    )
+
+    @field_validator("top_p")
+    @classmethod
+    def _whole_distribution(cls, value: float) -> float:
+        if value < 1:
+            raise ValueError(
+                f"rollout.top_p = {value:g} would sample from a part of the distribution that the trainer does not "
+                "know, so its ratios would be wrong: write rollout.top_p = 1.0 and lower rollout.temperature instead"
+            )
+        return value

@@ -1,0 +1,72 @@
+"""The token record of a rollout as it grows: what was sampled is trained, what was inserted is not.
+
+prompt(ids), sampled(ids, logprobs), prompt(ids), ... -> build() -> Segments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from data_contracts.records import Segment
+
+
+@dataclass(slots=True)
+class _Columns:
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    @property
+    def sampled_end(self) -> int:
+        """Length up to the last sampled token: what was inserted after it led to nothing."""
+        return len(self.loss_mask) - self.loss_mask[::-1].index(1)
+
+    def add(self, ids: Sequence[int], mask: int, logprobs: Sequence[float], turn: int) -> None:
+        self.token_ids += ids
+        self.loss_mask += [mask] * len(ids)
+        self.logprobs += logprobs
+        self.turns += [turn] * len(ids)
+
+
+class SegmentWriter:
+    """Collects a rollout's tokens. A prompt that does not start with all tokens so far begins a new segment."""
+
+    def __init__(self) -> None:
+        self._segments: list[_Columns] = []
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens of the segment under way."""
+        return self._segments[-1].token_ids if self._segments else []
+
+    def prompt(self, token_ids: Sequence[int], turn: int) -> None:
+        """The whole context that `turn` is sampled from; its new tokens carry no loss."""
+        known = len(self.context)
+        if not self._segments or list(token_ids[:known]) != self.context:
+            self._segments.append(_Columns())
+            known = 0
+        fresh = list(token_ids[known:])
+        self._segments[-1].add(fresh, 0, [0.0] * len(fresh), turn)
+
+    def sampled(self, token_ids: Sequence[int], logprobs: Sequence[float], turn: int) -> None:
+        """What `turn` sampled, each token with the log-probability it was drawn with."""
+        if len(token_ids) != len(logprobs):
+            raise ValueError(f"{len(token_ids)} sampled tokens have {len(logprobs)} log-probabilities")
+        self._segments[-1].add(token_ids, 1, logprobs, turn)
+
+    def build(self, trajectory_id: str) -> tuple[Segment, ...]:
+        """The segments that something was sampled in, each up to its last sampled token."""
+        kept = [columns for columns in self._segments if any(columns.loss_mask)]
+        return tuple(
+            Segment(
+                trajectory_id=trajectory_id,
+                index=index,
+                token_ids=columns.token_ids[: columns.sampled_end],
+                loss_mask=columns.loss_mask[: columns.sampled_end],
+                rollout_logprobs=columns.logprobs[: columns.sampled_end],
+                turn_index=columns.turns[: columns.sampled_end],
+            )
+            for index, columns in enumerate(kept)
+        )

@@ -1,0 +1,183 @@
+"""The flow's side of the trainer: one worker process (or torchrun's), started at once, spoken to in turn.
+
+Trainer(base, home, config) -> load -> score -> train -> ... -> close: the whole process group is gone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from data_contracts.errors import UserError
+from tasks.training.config import TrainingConfig
+from tasks.training.reports import MismatchReport, TrainingDiverged, TrainReport
+
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 3.0
+_TAIL_LINES = 30
+
+
+class TrainerDied(RuntimeError):
+    """The worker process ended in mid-run; the message carries the end of its log."""
+
+
+class Trainer:
+    """The training worker. The constructor returns at once; the first command waits for its imports.
+
+    `home` receives `trainer.log`. Commands are answered one at a time, whichever thread asks.
+    """
+
+    def __init__(self, base_path: Path | str, home: Path, config: TrainingConfig) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.log_path = home / "trainer.log"
+        self._lock = threading.Lock()
+        self._last_id = 0
+        self._unread = b""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                _command(str(base_path), config),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(config),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker (or of torchrun), which leads its own process group."""
+        return self._process.pid
+
+    def wait_ready(self) -> str:
+        """Wait until the worker has imported everything and loaded the base; return the base's digest."""
+        return self._call("ping")["base_digest"]
+
+    def load(self, policy_dir: Path, checkpoint_dir: Path | None = None) -> None:
+        """Make `policy_dir` the policy in training, with the optimizer state saved for it in `checkpoint_dir`.
+
+        Without a checkpoint the optimizer starts afresh.
+        """
+        self._call("load", policy_dir=str(policy_dir), checkpoint_dir=str(checkpoint_dir) if checkpoint_dir else None)
+
+    def score(self, segments_path: Path, out_path: Path) -> MismatchReport:
+        """Write the current policy's log-probabilities and entropies of all segments to `out_path` (Parquet)."""
+        return MismatchReport(**self._call("score", segments_path=str(segments_path), out_path=str(out_path)))
+
+    def train(
+        self, batch_path: Path, scores_path: Path | None, out_policy_dir: Path, checkpoint_dir: Path, step: int
+    ) -> TrainReport:
+        """Train on `batch_path` (segments with advantages), with the scores as old log-probabilities.
+
+        Writes `<checkpoint_dir>/<name of out_policy_dir>`, then `out_policy_dir`; that policy stays loaded. `step`
+        is the iteration's number from 0: it decides the order of minibatches and the warm-up.
+        """
+        reply = self._call(
+            "train",
+            batch_path=str(batch_path),
+            scores_path=str(scores_path) if scores_path else None,
+            out_policy_dir=str(out_policy_dir),
+            checkpoint_dir=str(checkpoint_dir),
+            step=step,
+        )
+        return TrainReport(**reply)
+
+    def close(self) -> None:
+        """End the worker and every process of its group, busy or idle. May be called twice, and from any thread."""
+        with contextlib.suppress(BrokenPipeError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _call(self, command: str, **arguments: Any) -> dict[str, Any]:
+        with self._lock:
+            self._last_id += 1
+            request = {"id": self._last_id, "command": command, "arguments": arguments}
+            self._send(json.dumps(request).encode() + b"\n")
+            answer = self._answer(self._last_id)
+        if "reply" in answer:
+            return answer["reply"]
+        kind = UserError if answer["error"]["kind"] == UserError.__name__ else TrainingDiverged
+        raise kind(answer["error"]["message"])
+
+    def _send(self, line: bytes) -> None:
+        if self._process.stdin is None or self._process.stdin.closed:
+            raise TrainerDied("the trainer is closed: make a new one.")
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._died() from error
+
+    def _answer(self, wanted: int) -> dict[str, Any]:
+        # answers to commands whose caller was interrupted are still in the pipe: theirs is a lower id
+        while True:
+            answer = json.loads(self._read_line())
+            if answer["id"] == wanted:
+                return answer
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        handle = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            # in short waits, so that a cancelled flow's exception reaches this thread
+            if not select.select([handle], [], [], _POLL_SECONDS)[0]:
+                continue
+            block = os.read(handle, 1 << 16)
+            if not block:
+                raise self._died()
+            self._unread += block
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _died(self) -> TrainerDied:
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        tail = self.log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        text = "\n".join(tail)
+        return TrainerDied(
+            f"the trainer's process ended (exit code {self._process.returncode}); the end of {self.log_path}:\n{text}"
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def _command(base: str, config: TrainingConfig) -> list[str]:
+    worker = ["-m", "tasks.training.worker"]
+    arguments = ["--base", base, "--config", config.model_dump_json()]
+    if config.processes == 1:
+        return [sys.executable, *worker, *arguments]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.processes}"]
+    return [sys.executable, *torchrun, *worker, *arguments]
+
+
+def _environment(config: TrainingConfig) -> dict[str, str]:
+    # -m would put the current folder, whatever lies in it, before the installed packages
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if config.threads:
+        environment["OMP_NUM_THREADS"] = str(config.threads)
+    return environment

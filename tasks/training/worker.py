@@ -1,0 +1,106 @@
+"""The trainer's own process: commands in by stdin, replies out by stdout, one JSON line each.
+
+{"id": 3, "command": "score", "arguments": {...}} -> {"id": 3, "reply": {...}} or {"id": 3, "error": {"kind", "message"}}
+
+Only what a user or a diverged run causes is an error reply; anything else ends the process, with its traceback in the
+log, since the state it leaves is unknown. The process ends when stdin ends or its parent is gone, busy or idle: every
+file it writes appears by a rename, so that is safe at any moment. (PR_SET_PDEATHSIG would fire at the end of the
+*thread* that started the worker, and flows start it from a thread.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from typing import IO, Any
+
+_PARENT_CHECK_SECONDS = 0.5
+
+Commands = queue.SimpleQueue[str]
+
+
+def main() -> None:
+    """Serve commands until stdin ends."""
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
+    arguments = _arguments()
+    replies = _take_stdout()
+    rank = int(os.environ.get("RANK", "0"))
+    commands: Commands = queue.SimpleQueue()
+    if rank == 0:
+        threading.Thread(target=_read_commands, args=(sys.stdin, commands), daemon=True).start()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s", force=True
+    )
+    logging.getLogger(__name__).info("worker %d starts", os.getpid())
+    _serve(arguments.base, arguments.config, commands, replies)
+
+
+def _serve(base: str, config_json: str, commands: Commands, replies: IO[str]) -> None:
+    from data_contracts.errors import UserError
+    from tasks.training.config import TrainingConfig
+
+    config = TrainingConfig.model_validate_json(config_json)
+    _use_threads(config.threads)
+    from tasks.training import distributed
+    from tasks.training.reports import TrainingDiverged
+    from tasks.training.service import TrainingService
+
+    service: TrainingService | None = None
+    distributed.start_process_group()
+    while True:
+        request = distributed.share(_next(commands) if distributed.rank() == 0 else None)
+        try:
+            service = service or TrainingService(base, config)
+            answer = {"reply": service.call(request["command"], request["arguments"])}
+        except (UserError, TrainingDiverged) as error:
+            answer = {"error": {"kind": type(error).__name__, "message": str(error)}}
+        if distributed.rank() == 0:
+            replies.write(json.dumps({"id": request["id"], **answer}) + "\n")
+            replies.flush()
+
+
+def _next(commands: Commands) -> dict[str, Any]:
+    return json.loads(commands.get())
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _take_stdout() -> IO[str]:
+    """Return the real stdout and point file descriptor 1 at stderr: libraries print."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return replies
+
+
+def _read_commands(source: IO[str], commands: Commands) -> None:
+    for line in source:
+        commands.put(line)
+    os._exit(0)
+
+
+def _leave_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="the trainer's worker process; started by tasks.training.client")
+    parser.add_argument("--base", required=True, help="folder of the base model")
+    parser.add_argument("--config", required=True, help="TrainingConfig as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What the canary does next: stages, promotion, rollback, hold."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from data_contracts.gates import Verdict
+from tasks.canary.config import DEFAULT_METRICS, CanaryConfig, Metric
+from tasks.canary.decision import canary_decision
+from tasks.canary.sessions import LiveSession, metric_value
+
+CONFIG = CanaryConfig()
+_NUMBERS = itertools.count()
+
+
+def sessions(arm: str, successes: int, failures: int, *, stage: int = 0, **changes: Any) -> list[LiveSession]:
+    """Served sessions of an arm, each slightly unlike the next in latency and tokens."""
+    return [
+        LiveSession.model_validate(
+            {
+                "session": f"s{next(_NUMBERS)}",
+                "stage": stage,
+                "arm": arm,
+                "release": arm,
+                "digest": arm,
+                "problem_id": "p",
+                "horizon": "short",
+                "status": "completed",
+                "outcome": i < successes,
+                "turns": 2,
+                "tokens": 40 + i % 3,
+                "latency": 1.0 + 0.01 * (i % 5),
+            }
+            | changes
+        )
+        for i in range(successes + failures)
+    ]
+
+
+def both(champion: tuple[int, int], candidate: tuple[int, int], stage: int = 0) -> list[LiveSession]:
+    return sessions("champion", *champion, stage=stage) + sessions("candidate", *candidate, stage=stage)
+
+
+def test_no_sessions_yet_starts_at_the_first_share() -> None:
+    decision = canary_decision([], CONFIG)
+    assert (decision.action, decision.share, decision.stage) == ("continue", 0.25, 0)
+    assert {gate.verdict for gate in decision.gates} == {Verdict.INCONCLUSIVE}
+
+
+def test_a_stage_goes_on_only_when_both_arms_had_their_sessions() -> None:
+    short = canary_decision(both((20, 40), (9, 10)), CONFIG)
+    assert (short.action, short.share, short.stage) == ("continue", 0.25, 0)
+    full = canary_decision(both((20, 40), (10, 10)), CONFIG)
+    assert (full.action, full.share, full.stage) == ("continue", 0.5, 1)
+
+
+def test_a_better_candidate_is_promoted_at_the_last_stage_only() -> None:
+    evidence = both((35, 65), (70, 30))
+    assert canary_decision(evidence, CONFIG).action == "continue"
+    decision = canary_decision(evidence + both((10, 20), (20, 10), stage=1), CONFIG)
+    assert (decision.action, decision.share) == ("promote", 1.0)
+    assert {g.name: g.verdict for g in decision.gates}["canary_success"] is Verdict.PASS
+
+
+def test_a_worse_candidate_is_rolled_back_at_any_stage() -> None:
+    decision = canary_decision(both((40, 20), (0, 25)), CONFIG)
+    assert (decision.action, decision.share, decision.stage) == ("rollback", 0.0, 0)
+    assert "success" in decision.reason
+
+
+def test_a_candidate_that_does_not_answer_is_rolled_back() -> None:
+    broken = sessions("candidate", 0, 20, status="engine_error", outcome=None, turns=0)
+    decision = canary_decision(sessions("champion", 30, 30) + broken, CONFIG)
+    assert decision.action == "rollback"
+
+
+def test_a_broken_champion_does_not_block_a_good_candidate() -> None:
+    """Also when a critical metric cannot be had of a champion that serves nothing."""
+    metrics = tuple(m.model_copy(update={"critical": True}) if m.name == "latency" else m for m in DEFAULT_METRICS)
+    config = CanaryConfig(metrics=metrics)
+    evidence = [
+        session
+        for stage in (0, 1)
+        for session in (
+            *sessions("champion", 0, 60, stage=stage, status="engine_error", outcome=None, turns=0),
+            *sessions("candidate", 30, 30, stage=stage),
+        )
+    ]
+    decision = canary_decision(evidence, config)
+    assert decision.action == "promote"
+    assert {g.name: g.verdict for g in decision.gates}["canary_latency"] is Verdict.INCONCLUSIVE
+
+
+def test_without_a_broken_champion_a_critical_metric_without_data_blocks() -> None:
+    metrics = (DEFAULT_METRICS[0], DEFAULT_METRICS[1], Metric(name="latency", better="lower", critical=True, margin=9))
+    evidence = both((35, 65), (90, 10)) + both((35, 65), (90, 10), stage=1)
+    config = CanaryConfig(metrics=metrics, max_sessions=1000)
+    blind = [session.model_copy(update={"turns": 0}) for session in evidence]
+    assert canary_decision(blind, config).action == "continue"
+    assert canary_decision(evidence, config).action == "promote"
+
+
+def test_stopped_traffic_holds_and_never_goes_on() -> None:
+    """A stage that is full, or a candidate that would win later, makes no difference."""
+    for evidence in ([], both((5, 5), (5, 5)), both((20, 40), (20, 20))):
+        decision = canary_decision(evidence, CONFIG, stopped=True)
+        assert (decision.action, decision.share, decision.stage) == ("hold", 0.25, 0)
+
+
+def test_sessions_that_run_out_without_a_decision_hold() -> None:
+    evidence = both((50, 50), (50, 50)) + both((20, 20), (20, 20), stage=1)
+    assert canary_decision(evidence, CONFIG).action == "continue"
+    assert canary_decision(evidence, CONFIG, exhausted=True).action == "hold"
+    assert canary_decision(evidence, CONFIG.model_copy(update={"max_sessions": 280})).action == "hold"
+
+
+def test_a_superseded_candidate_goes_back_to_the_champion_even_when_it_would_win() -> None:
+    evidence = both((35, 65), (90, 10)) + both((10, 20), (25, 5), stage=1)
+    assert canary_decision(evidence, CONFIG).action == "promote"
+    decision = canary_decision(evidence, CONFIG, superseded=True)
+    assert (decision.action, decision.share) == ("rollback", 0.0)
+
+
+def test_a_failed_metric_that_is_not_critical_is_shown_and_does_not_decide() -> None:
+    slow = [
+        session.model_copy(update={"latency": session.latency * 5}) if session.arm == "candidate" else session
+        for session in both((35, 65), (90, 10)) + both((10, 20), (25, 5), stage=1)
+    ]
+    decision = canary_decision(slow, CONFIG)
+    assert decision.action == "promote"
+    assert {g.name: g.verdict for g in decision.gates}["canary_latency"] is Verdict.FAIL
+
+
+def test_sessions_lost_to_the_sandbox_count_for_nobody() -> None:
+    lost = sessions("candidate", 0, 50, status="sandbox_error", outcome=None)
+    decision = canary_decision(sessions("champion", 30, 30) + lost, CONFIG)
+    assert (decision.action, decision.stage) == ("continue", 0)
+    assert all(metric_value(lost[0], metric.name) is None for metric in DEFAULT_METRICS)
+
+
+def test_metric_values_by_hand() -> None:
+    session = sessions("champion", 1, 0, turns=4, latency=6.0, tool_errors=3, tokens=44)[0]
+    values = {name: metric_value(session, name) for name in ("success", "errors", "tool_errors", "latency", "tokens")}
+    assert values == {"success": 1.0, "errors": 0.0, "tool_errors": 3.0, "latency": 1.5, "tokens": 44.0}
+    assert metric_value(session, "nonsense") is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shares": ()},
+        {"shares": (0.5, 0.25)},
+        {"shares": (0.5, 1.0)},
+        {"metrics": ()},
+        {"metrics": DEFAULT_METRICS[:1] * 2},
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"shares|metric"):
+        CanaryConfig(**wrong)

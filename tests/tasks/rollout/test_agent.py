@@ -1,0 +1,238 @@
+"""One session turn by turn: what is trained, what is observed, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from data_contracts.records import Problem, Rollout, Sampling
+from models.chat import Chat
+from tasks.rollout.agent import CUT, NO_CALL, Agent, Job, run_calls
+from tasks.rollout.engine import Completion
+from tasks.rollout.segments import SegmentWriter
+
+SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>'
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"n": 3}}\n</tool_call>'
+MakeProblem = Callable[..., Problem]
+
+
+class Driver:
+    """Plays the engine's part with completions that are written out, and runs the calls."""
+
+    def __init__(self, problem: Problem, chat: Chat, session: Any, *, max_turn_tokens: int = 50) -> None:
+        job = Job(problem, "g", 1, seed=3, iteration=7, run_id="run")
+        self.chat, self.session, self.sampled = chat, session, []
+        self.agent = Agent(
+            job, session, chat, name="n", policy_version="policy-00000", sampling=Sampling(seed=3),
+            max_turn_tokens=max_turn_tokens,
+        )  # fmt: skip
+
+    def say(self, text: str, *, cut_at: int | None = None) -> Any:
+        """One turn: `text` as the model's message, or its first tokens as one cut by length. Returns the request."""
+        agent, request = self.agent, self.agent.request()
+        ids = self.chat.completion(text)[:cut_at]
+        assert len(ids) <= request.max_tokens
+        logprobs = [-0.25 * (i + 1) for i in range(len(ids))]
+        self.sampled.append((ids, logprobs))
+        reason = "stop" if cut_at is None else "length"
+        done = Completion(ids, logprobs, reason, "policy-00000", "d" * 8, len(request.token_ids), 0, 0.5)
+        calls = agent.take_completion(done)
+        if agent.status is None:
+            agent.take_results(*run_calls(self.session, calls))
+        return request
+
+    def finish(self) -> Rollout:
+        rollout = self.agent.finish()
+        assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout
+        return rollout
+
+
+@pytest.fixture
+def drive(chat: Chat, make_problem: MakeProblem, playground: Any) -> Callable[..., Driver]:
+    def make(*, turns: int = 4, tokens: int = 200, **options: Any) -> Driver:
+        problem = make_problem(turns=turns, tokens=tokens)
+        return Driver(problem, chat, playground(problem), **options)
+
+    return make
+
+
+def test_a_session_to_its_submission(drive: Callable[..., Driver]) -> None:
+    d = drive()
+    d.say(LOOK)
+    d.say(SUBMIT)
+    t = d.finish().trajectory
+    assert (t.id, t.status, t.submitted, t.outcome) == ("run/00007/p/1", "completed", True, None)
+    assert [turn.observation for turn in t.turns] == ["line line line ", "submitted"]
+    assert [call.name for call in d.session.called] == ["look", "submit"]
+    assert (t.malformed_calls, t.tool_errors, t.policy_digest) == (0, 0, "d" * 8)
+
+
+def test_the_mask_is_one_exactly_on_sampled_tokens_with_their_logprobs(drive: Callable[..., Driver]) -> None:
+    d = drive()
+    for text in (LOOK, "words", SUBMIT):
+        d.say(text)
+    rollout = d.finish()
+    (segment,) = rollout.segments
+    ids = [token for ids, _ in d.sampled for token in ids]
+    logprobs = [value for _, values in d.sampled for value in values]
+    trained = [i for i, mask in enumerate(segment.loss_mask) if mask]
+    assert [segment.token_ids[i] for i in trained] == ids
+    assert [segment.rollout_logprobs[i] for i in trained] == logprobs
+    assert sum(segment.loss_mask) == len(ids) == rollout.trajectory.sampled_tokens
+    assert len(ids) < trained[-1] - trained[0] + 1, "a response's length is the mask's sum, not its span"
+    assert all(v == 0.0 for v, mask in zip(segment.rollout_logprobs, segment.loss_mask, strict=True) if not mask)
+    assert sorted(set(segment.turn_index)) == [0, 1, 2]
+    assert [sum(m for m, t in zip(segment.loss_mask, segment.turn_index, strict=True) if t == i) for i in range(3)] == [
+        len(ids) for ids, _ in d.sampled
+    ]
+
+
+def test_the_tokens_are_what_the_template_renders_for_the_conversation(
+    drive: Callable[..., Driver], chat: Chat
+) -> None:
+    d = drive()
+    d.say(LOOK)
+    d.say("words")
+    request = d.say(SUBMIT)
+    messages: list[dict[str, Any]] = d.session.messages()
+    for text, observed in ((LOOK, "line line line "), ("words", NO_CALL)):
+        messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": observed}]
+    assert request.token_ids == chat.prompt(messages)
+
+
+@pytest.mark.parametrize(
+    ("text", "observed", "malformed", "tool_errors"),
+    [
+        ("words", NO_CALL, 1, 0),
+        ("</think>", NO_CALL, 1, 0),
+        ("<tool_call>{oops</tool_call>", "error: the call is not JSON", 1, 0),
+        ('<tool_call>{"name": "fly", "arguments": {}}</tool_call>', "error: no tool fly", 0, 1),
+        (LOOK + "<tool_call>1</tool_call>", "line line line \nerror: the call is not a JSON object", 1, 0),
+    ],
+)
+def test_what_the_agent_did_wrong_comes_back_as_an_observation_and_a_count(
+    drive: Callable[..., Driver], text: str, observed: str, malformed: int, tool_errors: int
+) -> None:
+    d = drive()
+    d.say(text)
+    d.say(SUBMIT)
+    rollout = d.finish()
+    assert rollout.trajectory.turns[0].observation.startswith(observed)
+    assert (rollout.trajectory.malformed_calls, rollout.trajectory.tool_errors) == (malformed, tool_errors)
+    assert rollout.trajectory.turns[0].tool_failed is bool(tool_errors)
+    assert rollout.trajectory.status == "completed"
+
+
+def test_a_lone_closing_tag_is_kept_as_it_was_sampled(drive: Callable[..., Driver], chat: Chat) -> None:
+    d = drive()
+    d.say("</think>")
+    request = d.say(SUBMIT)
+    rollout = d.finish()
+    assert rollout.trajectory.turns[0].completion == "</think>"
+    ids = d.sampled[0][0]
+    start = len(rollout.trajectory.prompt_ids)
+    assert request.token_ids[start : start + len(ids)] == ids
+    assert len(rollout.segments) == 1
+
+
+def test_nothing_is_called_after_the_call_that_ends_the_session(drive: Callable[..., Driver]) -> None:
+    d = drive(max_turn_tokens=100)
+    d.say(LOOK + SUBMIT + LOOK)
+    assert d.agent.status == "completed"
+    assert [call.name for call in d.session.called] == ["look", "submit"]
+
+
+def test_turns_run_out(drive: Callable[..., Driver]) -> None:
+    d = drive(turns=2)
+    d.say(LOOK)
+    assert d.agent.status is None
+    d.say(LOOK)
+    assert d.finish().trajectory.status == "out_of_turns"
+
+
+def test_a_turn_cut_by_its_own_cap_runs_nothing_and_is_closed_by_the_template(
+    drive: Callable[..., Driver], chat: Chat
+) -> None:
+    d = drive(max_turn_tokens=30)
+    d.say(SUBMIT + "and more words", cut_at=len(chat.completion(SUBMIT)))
+    request = d.say(SUBMIT)
+    t = d.finish().trajectory
+    assert t.turns[0].finish_reason == "length"
+    assert (t.turns[0].calls, t.turns[0].observation, t.malformed_calls) == ((), CUT, 1)
+    ids = [*t.prompt_ids, *d.sampled[0][0], *chat.observation([CUT], closed=False)]
+    assert request.token_ids == ids
+    assert ids[len(t.prompt_ids) + len(d.sampled[0][0])] in chat.stop_ids
+    assert [call.name for call in d.session.called] == ["submit"]
+
+
+def test_length_by_the_total_budget_ends_the_session(drive: Callable[..., Driver], chat: Chat) -> None:
+    n = len(chat.completion(LOOK))
+    d = drive(tokens=n + 5)
+    assert d.say(LOOK).max_tokens == n + 5
+    assert d.say(LOOK, cut_at=5).max_tokens == 5
+    rollout = d.finish()
+    assert (rollout.trajectory.status, rollout.trajectory.sampled_tokens) == ("out_of_tokens", n + 5)
+    assert rollout.trajectory.turns[-1].finish_reason == "length"
+    assert len(d.session.called) == 1
+    assert sum(rollout.segments[0].loss_mask) == n + 5
+
+
+def test_a_last_turn_that_just_fits_the_budget_is_run(drive: Callable[..., Driver], chat: Chat) -> None:
+    d = drive(tokens=len(chat.completion(LOOK)))
+    d.say(LOOK)
+    assert d.finish().trajectory.status == "out_of_tokens"
+    assert len(d.session.called) == 1
+    e = drive(tokens=len(chat.completion(SUBMIT)))
+    e.say(SUBMIT)
+    assert e.finish().trajectory.status == "completed"
+
+
+def test_the_budget_is_one_over_all_turns(drive: Callable[..., Driver], chat: Chat) -> None:
+    n = len(chat.completion(LOOK))
+    d = drive(turns=9, tokens=3 * n - 1, max_turn_tokens=n + 1)
+    asked = [d.say(LOOK).max_tokens, d.say(LOOK).max_tokens, d.say(LOOK, cut_at=n - 1).max_tokens]
+    assert asked == [n + 1, n + 1, n - 1]
+    assert d.finish().trajectory.sampled_tokens == 3 * n - 1
+
+
+def test_a_rewritten_context_begins_a_segment_and_the_first_stays_trained(
+    drive: Callable[..., Driver], chat: Chat
+) -> None:
+    d = drive()
+    d.say("<think>R1</think>" + LOOK)
+    rewritten = chat.prompt(
+        [*d.session.messages(), {"role": "assistant", "content": LOOK}, {"role": "user", "content": "U2"}]
+    )
+    d.agent.rewrite_context(rewritten)
+    d.say(SUBMIT)
+    first, second = d.finish().segments
+    assert (first.index, second.index) == (0, 1)
+    assert [t for t, m in zip(first.token_ids, first.loss_mask, strict=True) if m] == d.sampled[0][0]
+    assert second.token_ids == rewritten + d.sampled[1][0]
+    assert sum(second.loss_mask) == len(d.sampled[1][0])
+    assert "R1" in chat.decode(first.token_ids)
+    assert "U2" in chat.decode(second.token_ids)
+    assert "R1" not in chat.decode(second.token_ids)
+
+
+def test_a_session_ended_from_outside_keeps_what_it_has(drive: Callable[..., Driver]) -> None:
+    d = drive()
+    with pytest.raises(RuntimeError, match="has not ended"):
+        d.agent.finish()
+    d.say(LOOK)
+    d.agent.request()
+    d.agent.end("engine_error", "lost")
+    rollout = d.finish()
+    assert (rollout.trajectory.status, rollout.trajectory.detail) == ("engine_error", "lost")
+    # The observation that was never answered is no part of the segment.
+    assert rollout.segments[0].loss_mask[-1] == 1
+
+
+def test_a_segment_takes_no_token_without_its_logprob() -> None:
+    writer = SegmentWriter()
+    writer.prompt([1, 2], 0)
+    with pytest.raises(ValueError, match="2 sampled tokens have 1 log-prob"):
+        writer.sampled([3, 4], [-1.0], 0)
+    assert writer.build("t") == ()
