@@ -7,7 +7,6 @@ Types are checked cell by cell instead of by the column's dtype, so that one bad
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,8 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pandera.pandas as pa
+from pydantic import TypeAdapter, ValidationError
 
-from data_contracts.contract import Column, Contract, Item
+from data_contracts.contract import RECORDS, Column, Contract, Item
+from data_contracts.records import Record
 
 Holds = Callable[[pd.Series], pd.Series]
 INT64 = range(-(2**63), 2**63)
@@ -29,7 +30,7 @@ def pandera_schema(contract: Contract) -> pa.DataFrameSchema:
     # pandera's own uniqueness raises on a cell that cannot be hashed, and a check skips rows with any null by default
     together = partial(_first_of, contract.unique_together)
     return pa.DataFrameSchema(
-        {column.name: _column(column) for column in contract.columns},
+        {column.name: _column(column, RECORDS[contract.name]) for column in contract.columns},
         strict=True,
         coerce=False,
         checks=pa.Check(together, name=TOGETHER, error=TOGETHER, ignore_na=False) if contract.unique_together else None,
@@ -37,16 +38,12 @@ def pandera_schema(contract: Contract) -> pa.DataFrameSchema:
     )
 
 
-def _column(column: Column) -> pa.Column:
-    checks = [pa.Check(holds, name=name, error=name) for name, holds in _checks(column)]
-    return pa.Column(
-        None,
-        checks=checks,
-        nullable=not column.required,
-    )
+def _column(column: Column, record: type[Record]) -> pa.Column:
+    checks = [pa.Check(holds, name=name, error=name) for name, holds in _checks(column, record)]
+    return pa.Column(None, checks=checks, nullable=not column.required)
 
 
-def _checks(column: Column) -> Iterator[tuple[str, Holds]]:
+def _checks(column: Column, record: type[Record]) -> Iterator[tuple[str, Holds]]:
     """Named checks of one column; each but `type` holds for cells of a wrong type, which `type` names."""
     options = column.logical_type_options
     if column.logical_type == "array" and column.items is not None:
@@ -66,7 +63,7 @@ def _checks(column: Column) -> Iterator[tuple[str, Holds]]:
     if options.pattern is not None:
         yield "pattern", _text(partial(_matches, re.compile(options.pattern)))
     if column.is_json:
-        yield "json", _text(_parses)
+        yield "json", _text(partial(_parses, TypeAdapter(record.model_fields[column.name].annotation)))
     if (valid := column.valid_values) is not None:
         yield "validValues", _text(frozenset(valid).__contains__)
 
@@ -162,8 +159,10 @@ def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.search(text) is not None
 
 
-def _parses(text: str) -> bool:
+def _parses(field: TypeAdapter[Any], text: str) -> bool:
+    """Whether the text is JSON of the shape that the record's field has."""
     try:
-        return isinstance(json.loads(text), dict | list)
-    except (json.JSONDecodeError, RecursionError):
+        field.validate_json(text, strict=True)
+    except ValidationError:
         return False
+    return True

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from data_contracts.errors import UserError
-from data_contracts.records import Record
+from data_contracts.records import Problem, Record, Segment, Trajectory
 from data_contracts.rules import Rule, rule_named
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pandera.pandas import DataFrameSchema
 
 FOLDER = Path(__file__).parent / "contracts"
+RECORDS: dict[str, type[Record]] = {"problems": Problem, "trajectories": Trajectory, "segments": Segment}
+"""The record that a row of a table makes."""
 ARROW_TYPES = {
     "string": pa.string(),
     "bool": pa.bool_(),

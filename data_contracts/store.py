@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from data_contracts.contract import Contract, load_contract
+from data_contracts.contract import RECORDS, Contract, load_contract
 from data_contracts.errors import UserError
-from data_contracts.records import Problem, Record, Segment, Trajectory
+from data_contracts.records import Record, Segment, Trajectory
 
-RECORDS: dict[str, type[Record]] = {"problems": Problem, "trajectories": Trajectory, "segments": Segment}
 PANDAS_TYPES = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
 """Nullable types, so that a null in an integer column stays one bad cell and does not turn the column into floats."""
 

@@ -3,7 +3,7 @@
 problem -> untouched files and reference solution, checked several times -> IntakeResult
 
 Most problems are sound, and a fork per check and repeat would cost more than sampling. So repeats run all checks in
-one fork (`_replay`); whatever looks odd there is decided by full runs, which alone reject, and give the reason.
+one fork (`_replay`); whatever looks odd there is decided by full runs, which give the reason.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_contracts.gates import Gate, threshold
 from data_contracts.records import Check, Problem, Record
 from tasks.curriculum.config import IntakeConfig
 from tasks.rollout.checks import CheckReport, run_checks
 from tasks.rollout.sandbox import SandboxError
-
 
 _REPLAY = """
 def ratchet_passed():
@@ -52,8 +51,7 @@ def admit(problem: Problem, pool: Any, config: IntakeConfig | None = None) -> In
     """
     started = time.perf_counter()
     try:
-        settings = config or IntakeConfig()
-        reason = "" if _plainly_sound(problem, pool, settings) else _objection(problem, pool, settings)
+        reason = _objection(problem, pool, config or IntakeConfig())
     except SandboxError as error:
         reason = f"the sandbox itself failed on it: {error}"
     seconds = time.perf_counter() - started
@@ -90,40 +88,55 @@ def intake_gate(admitted: int, rejected: int, config: IntakeConfig) -> Gate:
     return threshold("intake", share, config.minimum_share, kind="at_least", n=n)
 
 
-def _plainly_sound(problem: Problem, pool: Any, config: IntakeConfig) -> bool:
-    """Whether the cheap repeats agree and say what is wanted, and a full run of the solution passes."""
-    n, visible = len(problem.visible) + len(problem.hidden), (1 << len(problem.visible)) - 1
+class _Replay(NamedTuple):
+    """How one fork with all checks ended; bit i of `passed` is check i, visible ones first, None where unknown."""
+
+    ended: str
+    passed: int | None
+
+
+def _objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
     untouched = _replay(problem, {}, pool)
-    if untouched is None or not visible & ~untouched or not ((1 << n) - 1) & ~visible & ~untouched:
-        return False
-    again = (_replay(problem, {}, pool) == untouched for _ in range(config.repeats - 1))
-    solved = (_replay(problem, problem.solution, pool) == (1 << n) - 1 for _ in range(config.solution_repeats - 1))
-    if not all(again) or not all(solved):
-        return False
-    report = _run(problem, problem.solution, pool)
-    return report.passed == n and report.ended == "exit"
+    if objection := _limit_objection("the untouched problem", untouched.ended):
+        return objection
+    sound = _fails_both(problem, untouched.passed) and _repeats_agree(problem, untouched, pool, config)
+    if sound and _run(problem, problem.solution, pool).passed == len(problem.visible) + len(problem.hidden):
+        return ""
+    return _full_objection(problem, pool, config)
 
 
-def _replay(problem: Problem, changed: Mapping[str, str], pool: Any) -> int | None:
-    """All checks in one fork: bit i is 1 where check i passed, visible ones first; None where it did not end well."""
+def _fails_both(problem: Problem, passed: int | None) -> bool:
+    visible = (1 << len(problem.visible)) - 1
+    everything = (1 << len(problem.visible) + len(problem.hidden)) - 1
+    return passed is not None and bool(visible & ~passed) and bool(everything & ~visible & ~passed)
+
+
+def _repeats_agree(problem: Problem, untouched: _Replay, pool: Any, config: IntakeConfig) -> bool:
+    everything = (1 << len(problem.visible) + len(problem.hidden)) - 1
+    return all(_replay(problem, {}, pool) == untouched for _ in range(config.repeats - 1)) and all(
+        _replay(problem, problem.solution, pool).passed == everything for _ in range(config.solution_repeats - 1)
+    )
+
+
+def _replay(problem: Problem, changed: Mapping[str, str], pool: Any) -> _Replay:
     codes = [check.code for check in (*problem.visible, *problem.hidden)]
     check = Check(name="replay", code=_REPLAY.format(codes=codes))
     report = run_checks({**problem.files, **changed}, [check], problem.limits, pool)
     got = report.failures[0].message.rpartition(" : got ")[2] if report.failures else ""
-    return int(got) if report.ended == "exit" and got.isdecimal() else None
+    return _Replay(report.ended, int(got) if got.isdecimal() else None)
 
 
-def _objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
+def _full_objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
     untouched = _run(problem, {}, pool)
-    for objection in (
-        _limit_objection("the untouched problem", untouched),
-        _failure_objection(problem, untouched),
-        _repeat_objection(problem, {}, untouched, "the untouched problem", config.repeats, pool),
-    ):
-        if objection:
-            return objection
+    objection = (
+        _limit_objection("the untouched problem", untouched.ended)
+        or _failure_objection(problem, untouched)
+        or _repeat_objection(problem, {}, untouched, "the untouched problem", config.repeats, pool)
+    )
+    if objection:
+        return objection
     solved = _run(problem, problem.solution, pool)
-    if objection := _limit_objection("the reference solution", solved):
+    if objection := _limit_objection("the reference solution", solved.ended):
         return objection
     if solved.failures or solved.passed != solved.total:
         return f"the reference solution fails: {_first_failure(problem, solved)}"
@@ -140,10 +153,10 @@ def _run(problem: Problem, changed: Mapping[str, str], pool: Any) -> CheckReport
     return run_checks({**problem.files, **changed}, checks, problem.limits, pool)
 
 
-def _limit_objection(who: str, report: CheckReport) -> str:
-    if report.ended == "exit":
+def _limit_objection(who: str, ended: str) -> str:
+    if ended == "exit":
         return ""
-    return f"{who} does not finish its checks within the limits: ended by {report.ended}"
+    return f"{who} does not finish its checks within the limits: ended by {ended}"
 
 
 def _failure_objection(problem: Problem, report: CheckReport) -> str:

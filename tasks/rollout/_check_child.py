@@ -43,8 +43,17 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 _FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 _RAW = frozenset({"ctypes", "_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters"})
 _REACHES = frozenset(
-    "sys._getframe sys._current_frames sys._current_exceptions sys.settrace sys.setprofile"
-    " sys.monitoring.register_callback gc.get_objects gc.get_referrers gc.get_referents".split()
+    {
+        "gc.get_objects",
+        "gc.get_referents",
+        "gc.get_referrers",
+        "sys._current_exceptions",
+        "sys._current_frames",
+        "sys._getframe",
+        "sys.monitoring.register_callback",
+        "sys.setprofile",
+        "sys.settrace",
+    }
 )
 _VOUCHED = frozenset(  # (module, function): they look at a caller's name or line, and hand no frame on
     {
@@ -57,7 +66,7 @@ _VOUCHED = frozenset(  # (module, function): they look at a caller's name or lin
 )
 _OWN = globals()
 _PROC = stat("/proc").st_dev if sys.platform == "linux" else -1
-_VIEWS = (type({}.keys()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 
 Send = Callable[[dict[str, Any]], None]
 Error = dict[str, Any]
@@ -188,6 +197,8 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Error 
 
 def _described(error: BaseException) -> Error:
     kind = type(error).__name__
+    file: str
+    line: int | None
     file, line = _place(error.__traceback__)
     text = error.msg if isinstance(error, SyntaxError) else _text(str, error)
     if isinstance(error, SyntaxError) and type(error.filename) is str:

@@ -56,9 +56,10 @@ def _descriptors(ends: dict[str, int]) -> None:
     if "report" in ends:
         os.dup2(ends["report"], _REPORT, inheritable=False)
     os.closerange(_REPORT + ("report" in ends), _OPEN_FILES)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
+    lax: dict[str, Any] = {"mode": "w", "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- open for the process's life
+    sys.stdout = open(1, **lax)  # noqa: SIM115
+    sys.stderr = open(2, **lax, buffering=1)  # noqa: SIM115
 
 
 def _limits(seconds: float, memory_mb: int, base_bytes: int) -> None:

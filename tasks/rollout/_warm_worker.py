@@ -30,11 +30,14 @@ KEPT = 64 * 1024
 REPORT_KEPT = 256 * 1024
 """Bytes a list of checks may report."""
 MAX_PROCESSES = 32
+# fmt: off
 PRELOADED = (
-    "abc ast bisect collections collections.abc contextlib copy dataclasses datetime decimal enum fractions functools"
-    " hashlib heapq inspect io itertools json math operator os pathlib random re runpy statistics string textwrap time"
-    " traceback types typing"
-).split()
+    "abc", "ast", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
+    "math", "operator", "os", "pathlib", "random", "re", "runpy", "statistics", "string", "textwrap", "time",
+    "traceback", "types", "typing",
+)
+# fmt: on
 """Not logging nor threading: what they do after each fork doubles its cost."""
 _TICK = 0.01
 _PR_SET_DUMPABLE = 4
@@ -159,10 +162,8 @@ def _watch(
 
 def _kill_others(pid: int) -> int:
     """Kill and reap every other process of the namespace; the wait status of `pid`."""
-    try:
+    with contextlib.suppress(ProcessLookupError):  # only the ended child is left, to be reaped
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # only the ended child is left, to be reaped
     status = 0
     while True:
         try:

@@ -48,7 +48,7 @@ def run_checks(
 
     The fork imports once; each check has its own names, while the modules' own state lasts from check to check. Where
     a check ends the process, the next ones run in a fresh fork. `limits.seconds` is for the whole list: checks it
-    leaves no time for fail. With `stop_at_first` the report ends at the first failure: what follows counts as not passed.
+    leaves no time for fail. With `stop_at_first` the report ends at the first failure: what follows it has not passed.
     """
     verdicts = [_broken(check) for check in checks]
     waiting = [index for index, verdict in enumerate(verdicts) if verdict is None]

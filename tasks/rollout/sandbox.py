@@ -31,11 +31,11 @@ from data_contracts.records import Limits
 from tasks.rollout._warm_io import read_frame, write_frame
 
 Ended = Literal["exit", "timeout", "memory", "output", "error"]
-"""How a call ended: by itself; killed at a limit of time, memory or output; or "error": too many processes, bad files."""
+"""How a call ended: by itself, at a limit of time, memory or output, or "error": too many processes, bad files."""
 
 _LOG = logging.getLogger(__name__)
 _GRACE = 15.0
-"""Seconds a sandbox may take on top of a call's limit before it counts as dead: start of the fork, emptying the folder."""
+"""Seconds a sandbox may take on top of a call's limit, to fork and to empty the folder, before it counts as dead."""
 _TMP_BYTES = 64 * 2**20
 _USER = "1000"
 _INSIDE = ("_warm_worker.py", "_warm_child.py", "_warm_io.py", "_check_child.py")
@@ -54,7 +54,7 @@ class _WorkerDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What a call did. `exit_code` is negative where a signal ended it; stdout and stderr keep their first 64 KiB each."""
+    """What a call did. `exit_code` is negative where a signal ended it; stdout and stderr keep 64 KiB each."""
 
     exit_code: int
     stdout: str
@@ -165,7 +165,7 @@ class _Worker:
     """One sandbox with its process 1; not thread safe."""
 
     def __init__(self, name: str, *, preload: bool) -> None:
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `close`
         command = [*_bwrap_command(), *_python_command(), *(["--preload"] if preload else [])]
         self._process = _SPAWNER.submit(_spawn, command, self._log).result()
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -34,8 +34,9 @@ def _as_before(column: pd.Series, before: pd.Series) -> pd.Series:
 
 
 def turns(*parts: tuple[int, int, str]) -> str:
-    """Turns of (index, completion tokens, digest) as the JSON column holds them, as far as the rules read it."""
-    return json.dumps([{"index": i, "completion_tokens": n, "policy_digest": digest} for i, n, digest in parts])
+    """Turns of (index, completion tokens, digest) as the JSON column holds them."""
+    common = {"completion": "", "prompt_tokens": 1, "finish_reason": "stop"}
+    return json.dumps([{**common, "index": i, "completion_tokens": n, "policy_digest": d} for i, n, d in parts])
 
 
 TRAJECTORY_RULES = [
@@ -48,7 +49,6 @@ TRAJECTORY_RULES = [
     ("outcome_matches_checks", {"hidden_passed": 0, "hidden_total": 0}),
     ("rewards_finite", {"rewards": '{"format": NaN}'}),
     ("rewards_finite", {"rewards": '{"format": -Infinity}'}),
-    ("rewards_finite", {"rewards": '{"format": "1"}'}),
     ("turns_in_order", {"turns": turns((0, 2, DIGEST), (2, 3, DIGEST))}),
     ("turns_in_order", {"turns": turns((1, 2, DIGEST), (0, 3, DIGEST))}),
     ("turns_sum_to_sampled", {"sampled_tokens": 6}),

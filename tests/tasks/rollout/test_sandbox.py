@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -156,8 +157,6 @@ def test_no_network(pool: WarmPool) -> None:
     assert "connected" not in code(pool, source).stdout
     assert code(pool, source).stdout.startswith("['lo']\n")
     with ThreadPoolExecutor(1) as threads:  # a listener outside, on this machine's own loopback
-        import socket
-
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(0.5)
             accepted = threads.submit(lambda: server.accept())
@@ -180,21 +179,19 @@ def test_nothing_but_tmp_can_be_written(pool: WarmPool) -> None:
     assert code(pool, source).stdout == "fine\n"
 
 
-def test_secrets_are_out_of_sight(pool: WarmPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_out_of_sight(pool: WarmPool, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("s3cret")
     source = (
         "import os\n"
         f"paths = [{str(secret)!r}, {str(ROOT / 'pyproject.toml')!r}, '/etc/passwd', '/etc/shadow', '/home', '/var']\n"
         "print([path for path in paths if os.path.exists(path)])\n"
-        f"print(sorted(set(os.environ) & {set(os.environ)!r}))\n"
+        "print(sorted(os.environ))\n"
         "print(os.path.exists(os.path.expanduser('~/.ssh')), os.getuid())\n"
     )
-    assert code(pool, source).stdout == "[]\n['HOME', 'PATH']\nFalse 1000\n" or "HOME" in os.environ
-    lines = code(pool, source).stdout.splitlines()
-    assert lines[0] == "[]"
-    assert set(eval(lines[1])) <= {"HOME", "LANG", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"}
-    assert lines[2] == "False 1000"
+    names = ["HOME", "LANG", "PATH", "PWD", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"]
+    assert code(pool, source).stdout == f"[]\n{names}\nFalse 1000\n"
+    assert set(os.environ) - set(names)  # there was something to hide
 
 
 def test_other_processes_are_out_of_sight(pool: WarmPool) -> None:
@@ -253,7 +250,9 @@ def test_memory_is_limited(pool: WarmPool) -> None:
 
 
 def test_memory_is_limited_over_all_processes(pool: WarmPool) -> None:
-    source = "import os, time\nfor _ in range(6):\n    if os.fork() == 0: break\nx = b'x' * (60 * 2**20)\ntime.sleep(20)"
+    source = (
+        "import os, time\nfor _ in range(6):\n    if os.fork() == 0: break\nx = b'x' * (60 * 2**20)\ntime.sleep(20)"
+    )
     assert code(pool, source, Limits(seconds=15, memory_mb=128)).ended == "memory"
 
 

@@ -1,0 +1,83 @@
+"""The candidate against the champion: published with its evidence when every gate passes, held otherwise.
+
+outcomes of both -> release gate + calibration + contracts -> bundle -> <name>-release version (the alias stays)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from data_contracts.contract import load_contract
+from data_contracts.gates import Gate
+from data_contracts.store import read_json, read_trajectories, write_json
+from flows.recipe import Recipe
+from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
+from models.fingerprint import digest_folder
+from models.policy import policy_name
+from models.release import Bundle
+from tasks.evaluation.report import by_mode
+from tasks.release.publish import Outcomes, code_revision, file_digest, outcomes_by_problem
+from tasks.release.steps import bootstrap, judge, publish, reconcile
+from tasks.workbench import Bench
+
+
+@flow(name="release", flow_run_name="release")
+def release(run: str) -> None:
+    """Gate the last policy and publish it as a release; which one serves is the canary's to decide."""
+    with at_work(run) as (bench, recipe):
+        if bench.run.release.exists():
+            return
+        with clock(bench.run, "release"):
+            reconcile(bench.registry)
+            champion = first_champion(bench, recipe)
+            verdict = judge(_outcomes(bench, against(bench)), _outcomes(bench, "after"), recipe.release)
+            gates = _evidence(bench, keep_gates(bench.run, "release", [verdict]))
+            show_table("release-gates", gate_rows(gates), "May this policy be released?")
+            candidate = publish(bench.registry, _bundle(bench, recipe, recipe.iterations), gates)
+            write_json(bench.run.release, candidate.summary() | {"compared_with": champion})
+
+
+def first_champion(bench: Bench, recipe: Recipe) -> int:
+    """The version of the champion; where there is none, the first policy without a reward model becomes it."""
+    bench.champion()  # one that rests on another base is refused here
+    return bootstrap(bench.registry, _bundle(bench, recipe, 0)).version
+
+
+def against(bench: Bench) -> str:
+    """The evaluation that shows the champion: `before`, when the run started from the champion's very weights."""
+    champion = bench.champion()
+    same = champion is not None and champion.digests["policy"] == digest_folder(bench.policy(0))
+    return "before" if same else "champion"
+
+
+def _outcomes(bench: Bench, side: str) -> Outcomes:
+    """Success by problem, sampled at the serving temperature; greedy where nothing else was measured."""
+    modes = by_mode(read_trajectories(bench.run.evaluation(side).trajectories))
+    return outcomes_by_problem(modes.get("sampled") or modes.get("greedy") or [])
+
+
+def _evidence(bench: Bench, gates: list[Gate]) -> list[Gate]:
+    """Everything a release rests on."""
+    kept = [path for stage in ("evaluation-after", "calibration") if (path := bench.run.gates / f"{stage}.json").exists()]
+    return gates + [gate for path in kept for gate in kept_gates(path)]
+
+
+def _bundle(bench: Bench, recipe: Recipe, number: int) -> Bundle:
+    policy = bench.policy(number)
+    probe = bench.run.probe if number and bench.run.probe.exists() else None
+    return Bundle(
+        run_id=bench.run.id,
+        base_path=Path(recipe.policy.base).resolve(),
+        base_digest=bench.base.digest,
+        policy_path=policy,
+        policy_version=policy_name(number),
+        policy_digest=digest_folder(policy),
+        reward_path=probe,
+        reward_digest=read_json(bench.run.calibration)["digest"] if probe else None,
+        datasets={path.stem: file_digest(path) for path in (bench.run.train, bench.run.heldout)},
+        contract_versions={table: load_contract(table).version for table in ("problems", "trajectories", "segments")},
+        recipe=read_json(bench.run.recipe),
+        code_revision=code_revision(Path(__file__).parent),
+    )

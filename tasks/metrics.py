@@ -1,0 +1,69 @@
+"""One iteration in figures: what was sampled, what it was worth, what was learnt.
+
+trajectories + gates + TrainReport + GroupSignal -> flat metrics (None: nothing to measure)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from data_contracts.gates import Gate
+from data_contracts.records import HORIZONS, Trajectory
+from data_contracts.store import read_trajectories
+from tasks.curriculum.state import GroupSignal
+from tasks.reward.terms import scalar_reward
+from tasks.training.reports import TrainReport
+
+Metrics = dict[str, float | int | None]
+
+
+def iteration_metrics(
+    trajectories: Path,
+    gates: Sequence[Gate],
+    trained: TrainReport,
+    signal: GroupSignal,
+    weights: Mapping[str, float],
+) -> Metrics:
+    """Flat metrics by dotted name; rates are shares of the scorable rollouts, `training.*` are the trainer's."""
+    rollouts = read_trajectories(trajectories)
+    mismatch = next((gate.evidence for gate in gates if gate.name == "rollout mismatch"), {})
+    return {
+        **_success(rollouts),
+        "reward": _mean([scalar_reward(t, weights) for t in rollouts if t.scorable]),
+        **_behaviour(rollouts),
+        "mismatch.mean_abs_diff": _number(mismatch.get("mean_abs_diff")),
+        "mismatch.max_abs_diff": _number(mismatch.get("max_abs_diff")),
+        **{f"groups.{name}": value for name, value in signal.model_dump().items()},
+        **{f"training.{name}": _number(value) for name, value in trained.model_dump().items() if name != "digest"},
+    }
+
+
+def _success(rollouts: Sequence[Trajectory]) -> Metrics:
+    parts = {h: [bool(t.outcome) for t in rollouts if t.scorable and t.horizon == h] for h in HORIZONS}
+    found: Metrics = {f"success.{horizon}": _mean(part) for horizon, part in parts.items()}
+    found["success.all"] = _mean([outcome for part in parts.values() for outcome in part])
+    return found | {f"rollouts.{horizon}": len(part) for horizon, part in parts.items()}
+
+
+def _behaviour(rollouts: Sequence[Trajectory]) -> Metrics:
+    endings = Counter(t.status for t in rollouts)
+    return {
+        "rollouts.all": len(rollouts),
+        "rollouts.unscorable": sum(not t.scorable for t in rollouts),
+        "tokens.sampled": sum(t.sampled_tokens for t in rollouts),
+        "turns": _mean([len(t.turns) for t in rollouts]),
+        "malformed_calls": sum(t.malformed_calls for t in rollouts),
+        "tool_errors": sum(t.tool_errors for t in rollouts),
+        "submitted": _mean([t.submitted for t in rollouts]),
+        **{f"endings.{status}": count for status, count in sorted(endings.items())},
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: object) -> float | int | None:
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,116 @@
+"""The rollout stage as Prefect tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from data_contracts.gates import Gate
+from data_contracts.problems import read_pack
+from data_contracts.records import Rollout, Sampling
+from data_contracts.store import read_trajectories, write_json
+from models.chat import Chat
+from tasks.rollout.batch import Kept, keep_valid
+from tasks.rollout.config import RolloutConfig
+from tasks.rollout.engine import Engine
+from tasks.rollout.environments import open_session
+from tasks.rollout.gate import contract_gate, digest_gate, infrastructure_gate, mismatch_gate
+from tasks.rollout.jobs import jobs_for
+from tasks.rollout.journal import Journal
+from tasks.rollout.sandbox import WarmPool
+from tasks.rollout.scheduler import run_sessions
+
+
+class Sampler(Protocol):
+    """What sampling needs of the workbench."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def chat(self) -> Chat: ...
+
+    @property
+    def agent_pool(self) -> WarmPool: ...
+
+
+class Pass(NamedTuple):
+    """How to sample, and the rollout indices to sample each problem under; `sampling.seed` is the run's."""
+
+    sampling: Sampling
+    indices: Sequence[int]
+
+
+class Destination(NamedTuple):
+    """Where rollouts go: the journal, the accepted ones as two tables, the rest."""
+
+    journal: Path
+    rollouts: Path
+    segments: Path
+    quarantine: Path
+
+
+@task(name="sample rollouts", cache_policy=NO_CACHE)
+def sample_rollouts(
+    bench: Sampler,
+    problems: Path,
+    chosen: Sequence[str],
+    out: Destination,
+    config: RolloutConfig,
+    passes: Sequence[Pass],
+    *,
+    policy_version: str,
+    iteration: int,
+    run_id: str,
+    on_done: Callable[[Rollout], None] | None = None,
+) -> Kept:
+    """Attempt each chosen problem in every pass, going on from the journal; what the contract accepts is written."""
+    by_id = {problem.id: problem for problem in read_pack(problems).problems}
+    journal = Journal(out.journal)
+    rollouts: list[Rollout] = []
+    for sampling, indices in passes:
+        jobs = jobs_for(
+            [by_id[problem_id] for problem_id in chosen], indices, iteration=iteration, run_id=run_id, seed=sampling.seed
+        )
+        rollouts += run_sessions(
+            jobs,
+            bench.engine,
+            bench.chat,
+            open_session=lambda problem: open_session(problem, bench.agent_pool),
+            policy_version=policy_version,
+            sampling=sampling,
+            capacity=config.capacity,
+            journal=journal,
+            max_turn_tokens=config.max_turn_tokens,
+            tool_workers=config.tool_workers,
+            tool_latency_polls=config.tool_latency_polls,
+            retries=config.retries,
+            on_done=on_done,
+        )
+    return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, run_id, iteration)
+
+
+@task(name="rollout gate", cache_policy=NO_CACHE)
+def gate_rollouts(
+    trajectories: Path, kept: Kept, digest: str, mismatch: Any, out: Path, config: RolloutConfig
+) -> list[Gate]:
+    """Decide whether the batch may train, and write the verdicts to `out` (.json)."""
+    sampled = read_trajectories(trajectories)
+    gates = [
+        contract_gate(kept.accepted, kept.total, minimum_share=config.minimum_contract_share),
+        infrastructure_gate(sampled, maximum_share=config.maximum_infrastructure_share),
+        digest_gate(sampled, digest),
+        mismatch_gate(
+            mismatch.mean_abs_diff,
+            mismatch.max_abs_diff,
+            n=mismatch.tokens,
+            mean_limit=config.maximum_mean_mismatch,
+            max_limit=config.maximum_token_mismatch,
+        ),
+    ]
+    write_json(out, gates)
+    return gates

@@ -1,0 +1,198 @@
+"""What the flows of one process share: engine, trainer, sandboxes, registry, tracker; made on first use, closed at the end.
+
+open_bench(run, parts) -> Bench, the same one for every flow within; flows pass only names and numbers to each other
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_contracts.errors import UserError
+from models.policy import Base, LoraSpec, init_adapter, load_base, policy_name, publish_folder
+from models.release import Release
+from tasks.paths import RunFolder
+from tasks.release.config import ReleaseConfig
+from tasks.reward.config import RewardConfig
+from tasks.rollout.config import RolloutConfig
+from tasks.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from models.chat import Chat
+    from models.registry import Registry
+    from tasks.rollout.sandbox import WarmPool
+    from tasks.rollout.slot_engine import SlotEngine
+    from tasks.tracking import Tracker
+    from tasks.training.client import Trainer
+
+_current: ContextVar[Bench | None] = ContextVar("bench", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The settings a bench is made from; `base` is the base model's folder, `start` where the first policy comes from."""
+
+    base: str
+    start: str
+    rollout: RolloutConfig
+    reward: RewardConfig
+    training: TrainingConfig
+    release: ReleaseConfig
+
+
+@contextmanager
+def open_bench(run: RunFolder, parts: Parts) -> Iterator[Bench]:
+    """The bench of `run`: the one that is open around this call, else a new one that closes with it."""
+    around = _current.get()
+    if around is not None and around.run == run:
+        yield around
+        return
+    with ExitStack() as stack:
+        bench = Bench(run, parts, stack)
+        token = _current.set(bench)
+        try:
+            yield bench
+        finally:
+            _current.reset(token)
+
+
+class Bench:
+    """One run's tools. Not for use by two threads at a time."""
+
+    def __init__(self, run: RunFolder, parts: Parts, stack: ExitStack) -> None:
+        self.run, self.parts = run, parts
+        self._stack = stack
+        self._served: str | None = None
+        self._in_training: int | None = None
+
+    @cached_property
+    def base(self) -> Base:
+        return load_base(self.parts.base)
+
+    @cached_property
+    def chat(self) -> Chat:
+        from models.chat import Chat
+
+        try:
+            return Chat(self.base.tokenizer)
+        except ValueError as error:
+            raise UserError(f"{self.parts.base}: {error}.") from error
+
+    @cached_property
+    def engine(self) -> SlotEngine:
+        return self.new_engine()
+
+    def new_engine(self) -> SlotEngine:
+        """Another engine over the same base, whose names are its own."""
+        from tasks.rollout.slot_engine import SlotEngine
+
+        return SlotEngine.from_base(self.base, slots=self.parts.rollout.capacity)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Starts the worker and returns; the first command waits for its imports."""
+        from tasks.training.client import Trainer
+
+        return self._stack.enter_context(Trainer(self.parts.base, self.run.root / "logs", self.parts.training))
+
+    @cached_property
+    def agent_pool(self) -> WarmPool:
+        """Sandboxes in which what an agent wrote runs while it works."""
+        return self._pool("agent", self.parts.rollout.tool_workers)
+
+    @cached_property
+    def verifier_pool(self) -> WarmPool:
+        """Sandboxes whose parent never ran anything of an agent's."""
+        return self._pool("verifier", self.parts.reward.verifier_workers)
+
+    @cached_property
+    def registry(self) -> Registry:
+        from models.registry import Registry
+
+        home, settings = self.run.home, self.parts.release
+        return Registry(
+            self.tracking_uri,
+            home / "mlartifacts",
+            settings.name,
+            home=home,
+            reference_above=settings.reference_above_mb * 2**20,
+        )
+
+    @cached_property
+    def tracker(self) -> Tracker:
+        from tasks.tracking import Tracker
+
+        name = self.parts.release.name
+        return Tracker(self.tracking_uri, self.run.home / "mlartifacts", name, self.run.id, self.run.id)
+
+    @property
+    def tracking_uri(self) -> str:
+        return f"sqlite:///{self.run.home / 'mlflow.db'}"
+
+    def policy(self, number: int) -> Path:
+        """The adapter of a policy version; number 0 is made here: fresh, or the champion's."""
+        folder = self.run.policy(number)
+        if not folder.exists():
+            if number:
+                raise UserError(f"{folder} is missing: the iteration that makes it is not done, run the recipe again.")
+            self._first_policy(folder)
+        return folder
+
+    def serve(self, number: int) -> str:
+        """Have the engine serve a policy version, and it alone; returns the version's name."""
+        version = policy_name(number)
+        if self._served != version:
+            self.engine.load_adapter(version, self.policy(number))
+            if self._served is not None:
+                self.engine.drop_adapter(self._served)
+            self._served = version
+        return version
+
+    def trainer_at(self, number: int) -> Trainer:
+        """The trainer with a policy version loaded, and the optimizer's state that belongs to it."""
+        if self._in_training != number:
+            checkpoint = self.run.iteration(number - 1).checkpoint if number else None
+            self.trainer.load(self.policy(number), checkpoint)
+            self._in_training = number
+        return self.trainer
+
+    def trained(self, number: int) -> None:
+        """Note that the trainer holds this policy version now."""
+        self._in_training = number
+
+    def champion(self) -> Release | None:
+        """The champion, if there is one; one that rests on another base is a UserError."""
+        release = self.registry.champion()
+        if release is not None and release.digests["base"] != self.base.digest:
+            name = self.parts.release.name
+            raise UserError(
+                f"the champion of {name!r} rests on another base than {self.parts.base}: "
+                "give this agent a name of its own (release.name in the recipe)."
+            )
+        return release
+
+    def _first_policy(self, folder: Path) -> None:
+        if self.parts.start == "champion":
+            champion = self.champion()
+            if champion is None:
+                raise UserError(f"{self.parts.release.name!r} has no champion to start from: set policy.start = 'base'.")
+            scratch = folder.with_name(f".{folder.name}.copy")
+            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.copytree(champion.policy_path, scratch)
+            publish_folder(scratch, folder)
+            return
+        training = self.parts.training
+        spec = LoraSpec(r=training.lora_r, alpha=training.lora_alpha, targets=training.lora_targets)
+        init_adapter(self.base, spec, folder, training.seed)
+
+    def _pool(self, name: str, size: int) -> WarmPool:
+        from tasks.rollout.sandbox import WarmPool
+
+        return self._stack.enter_context(contextlib.closing(WarmPool(size, name)))

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tasks.training.mismatch import importance_weights, mismatch_report
+
+INF, NAN = math.inf, math.nan
+
+
+def _diff(*values: float) -> tuple[Tensor, Tensor, Tensor]:
+    """One row whose train - rollout is `values`, all sampled."""
+    rollout = torch.full((1, len(values)), -2.0, dtype=torch.float64)
+    return rollout + torch.tensor([values], dtype=torch.float64), rollout, torch.ones(1, len(values))
+
+
+RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
+ROW = _diff(*(math.log(r) for r in RATIOS))
+
+
+@pytest.mark.parametrize(
+    ("method", "low", "high", "expected"),
+    [
+        ("none", 0.5, 2.0, [1, 1, 1, 1, 1]),
+        ("tis", 0.0, 2.0, [0.25, 0.5, 1, 2, 2]),
+        ("tis", 0.4, 3.0, [0.4, 0.5, 1, 2, 3]),
+        ("icepop", 0.4, 3.0, [0, 0.5, 1, 2, 0]),
+        ("sequence_mask", 0.5, 2.0, [1, 1, 1, 1, 1]),
+        ("sequence_mask", 1.5, 2.0, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_weights_by_hand(method, low: float, high: float, expected: list[float]) -> None:
+    assert importance_weights(*ROW, method=method, low=low, high=high).tolist()[0] == pytest.approx(expected)
+
+
+def test_a_long_row_is_judged_by_its_mean_not_its_product() -> None:
+    # .012 a token is a product of 3.3 over 100 tokens and 160,000 over 1,000
+    for length in (100, 1000):
+        row = _diff(*[0.012] * length)
+        weights = importance_weights(*row, method="sequence_mask", low=0.5, high=2.0)
+        assert weights.sum() == length
+        weights = importance_weights(*row, method="tis", low=0.5, high=2.0)
+        assert weights.tolist()[0] == pytest.approx([math.exp(0.012)] * length)
+    assert importance_weights(*_diff(*[0.8] * 10), method="sequence_mask", low=0.5, high=2.0).sum() == 0
+
+
+def test_rows_are_judged_apart() -> None:
+    train, rollout, mask = (torch.cat(parts) for parts in zip(_diff(0.0, 0.1), _diff(2.0, 2.0), strict=True))
+    weights = importance_weights(train, rollout, mask, method="sequence_mask", low=0.5, high=2.0)
+    assert weights.tolist() == [[1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("method", ["none", "tis", "icepop", "sequence_mask"])
+@pytest.mark.parametrize("poison", [NAN, INF, -INF, 1e300])
+def test_masked_values_do_not_count(method, poison: float) -> None:
+    train, rollout, _ = _diff(0.1, 0.2, -0.3, 0.0)
+    mask = torch.tensor([[1, 0, 1, 0]])
+    clean = importance_weights(train, rollout, mask, method=method, low=0.0, high=2.0)
+    report = mismatch_report(train, rollout, mask)
+    for target in (train, rollout):
+        target[0, 1] = poison
+        assert torch.equal(importance_weights(train, rollout, mask, method=method, low=0.0, high=2.0), clean)
+        assert mismatch_report(train, rollout, mask) == report
+    assert clean[0, 1] == clean[0, 3] == 0
+    assert report.tokens == 2
+
+
+def test_weights_carry_no_gradient_and_unknown_methods_are_refused() -> None:
+    train, rollout, mask = _diff(0.1)
+    assert not importance_weights(train.requires_grad_(), rollout, mask, method="tis", low=0, high=2).requires_grad
+    with pytest.raises(ValueError, match="icepop"):
+        importance_weights(train, rollout, mask, method="best", low=0, high=2)  # type: ignore[arg-type]
+
+
+def test_report_by_hand() -> None:
+    d = [0.1, -0.2, 0.0, 0.5]
+    report = mismatch_report(*_diff(*d))
+    assert report.tokens == 4
+    assert report.mean_abs_diff == pytest.approx(0.2)
+    assert report.max_abs_diff == pytest.approx(0.5)
+    assert report.mult_prob_error == pytest.approx(sum(math.exp(abs(x)) for x in d) / 4)
+    assert report.kl_rollout_train == pytest.approx(sum(math.exp(x) - 1 - x for x in d) / 4)
+    assert report.kl_train_rollout == pytest.approx(sum(math.exp(x) * x - math.exp(x) + 1 for x in d) / 4)
+    assert report.by_position == pytest.approx((0.1, None, 0.2, None, 0.0, None, 0.5, None))
+    assert report.max_after_gap == pytest.approx(0.1)
+
+
+def test_kl_estimates_equal_the_exact_divergences() -> None:
+    # three outcomes, each standing as often as the rollout draws it: the sample mean is the expectation
+    rollout_p, train_p, counts = [0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [5, 3, 2]
+    rollout = torch.tensor([[math.log(p) for p, n in zip(rollout_p, counts, strict=True) for _ in range(n)]])
+    train = torch.tensor([[math.log(p) for p, n in zip(train_p, counts, strict=True) for _ in range(n)]])
+    report = mismatch_report(train, rollout, torch.ones(1, 10))
+    forward = sum(p * math.log(p / q) for p, q in zip(rollout_p, train_p, strict=True))
+    backward = sum(q * math.log(q / p) for p, q in zip(rollout_p, train_p, strict=True))
+    assert report.kl_rollout_train == pytest.approx(forward, abs=1e-6)
+    assert report.kl_train_rollout == pytest.approx(backward, abs=1e-6)
+
+
+def test_a_shift_by_one_position_is_seen() -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1]])
+    exact = -torch.rand(1, 12, dtype=torch.float64) * 4
+    noise = 5e-7 * torch.randn(1, 12, dtype=torch.float64)
+    aligned = mismatch_report(exact + noise, exact, mask)
+    assert aligned.max_abs_diff < 1e-4
+    assert aligned.max_after_gap < 1e-4
+    shifted = mismatch_report(exact.roll(1, dims=1), exact, mask)
+    assert shifted.max_abs_diff > 1
+    assert shifted.mult_prob_error > 2
+
+
+def test_a_fault_after_a_tool_result_alone_is_seen() -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1]])
+    rollout = torch.zeros(1, 11)
+    train = rollout.clone()
+    train[0, 6] = 0.3  # the first sampled token after the observation
+    report = mismatch_report(train, rollout, mask)
+    assert report.max_after_gap == pytest.approx(0.3)
+    assert max(p for p in report.by_position if p is not None) == pytest.approx(0.3)
+
+
+def test_no_tokens_is_no_evidence() -> None:
+    report = mismatch_report(*_diff(0.1)[:2], torch.zeros(1, 1))
+    assert report.tokens == 0
+    assert report.mean_abs_diff is report.max_abs_diff is report.kl_rollout_train is None
