@@ -49,7 +49,7 @@ def _checks(column: Column, record: type[Record]) -> Iterator[tuple[str, Holds]]
     if column.logical_type == "array" and column.items is not None:
         yield from _array_checks(column.items, options.min_items or 0)
         return
-    yield "type", _cells(_SCALARS[column.logical_type])
+    yield "type", partial(_typed, column.logical_type)
     if column.unique:
         yield "unique", lambda cells: ~cells.map(repr).duplicated()
     if column.logical_type == "number":
@@ -63,7 +63,7 @@ def _checks(column: Column, record: type[Record]) -> Iterator[tuple[str, Holds]]
     if options.pattern is not None:
         yield "pattern", _text(partial(_matches, re.compile(options.pattern)))
     if column.is_json:
-        yield "json", _text(partial(_parses, TypeAdapter(record.model_fields[column.name].annotation)))
+        yield "json", _text(partial(_parses, TypeAdapter(_field(record, column))))
     if (valid := column.valid_values) is not None:
         yield "validValues", _text(frozenset(valid).__contains__)
 
@@ -109,6 +109,15 @@ _SCALARS: dict[str, Callable[[Any], bool]] = {
     "number": lambda cell: _is_integer(cell) or isinstance(cell, float | np.floating),
     "boolean": lambda cell: isinstance(cell, bool | np.bool_),
 }
+
+_DTYPES = {"integer": ("Int64", "int64"), "number": ("float64",), "boolean": ("boolean", "bool")}
+
+
+def _typed(logical_type: str, cells: pd.Series) -> pd.Series:
+    """Whether each cell is of the type; a column whose dtype says so needs no look at its cells."""
+    if cells.dtype in _DTYPES.get(logical_type, ()):
+        return pd.Series(True, index=cells.index)
+    return _cells(_SCALARS[logical_type])(cells)
 
 
 def _cells(holds: Callable[[Any], bool]) -> Holds:
@@ -157,6 +166,10 @@ def _at_least(least: int, text: str) -> bool:
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.search(text) is not None
+
+
+def _field(record: type[Record], column: Column) -> Any:
+    return record.model_fields[column.name].annotation
 
 
 def _parses(field: TypeAdapter[Any], text: str) -> bool:

@@ -213,6 +213,8 @@ class _Checked:
                 continue
             holds = rule.holds(self.alive, *(companions[name] for name in rule.tables))
             rows = self.alive.index[~np.asarray(holds, dtype=bool)]
+            if rows.empty:
+                continue
             key = partial(_key, self.contract, self.alive)
             self.rejected += [Rejection(int(row), key(row), rule.name, rule.description) for row in rows]
             self.alive = self.alive.drop(index=rows)

@@ -8,6 +8,7 @@ itself should the supervisor be killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -71,10 +72,8 @@ def _alive(group: int) -> bool:
 
 
 def _signal(group: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the group ended by itself
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # the group ended by itself
 
 
 if __name__ == "__main__":

@@ -35,9 +35,8 @@ def drift(run: str | None = None, home: str = "runs") -> str:
         if champion is None:
             raise UserError(f"{recipe.release.name!r} has no champion to check: run `ratchet run RECIPE` first.")
         with clock(bench.run, "drift"):
-            report = check_window(
-                reference_of(champion, bench), bench.run.audit, f"release-{champion.version}", recipe.drift, bench.run.drift
-            )
+            reference, served = reference_of(champion, bench), f"release-{champion.version}"
+            report = check_window(reference, bench.run.audit, served, recipe.drift, bench.run.drift)
         show_table("drift", gate_rows(report.gates), f"Sessions of release {champion.version} against its reference")
         keep_gates(bench.run, "drift", report.gates)
         _tell(bench, recipe, champion, report)

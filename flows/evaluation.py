@@ -102,5 +102,3 @@ def _serve(bench: Bench, recipe: Recipe, side: SideName) -> str:
 def _gate(kept: Kept, recipe: Recipe, side: SideName) -> Gate:
     gate = contract_gate(kept.accepted, kept.total, minimum_share=recipe.rollout.minimum_contract_share)
     return gate.model_copy(update={"name": f"evaluation contract {side}"})
-
-

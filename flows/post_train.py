@@ -23,15 +23,15 @@ from flows.canary import canary
 from flows.curriculum import curriculum, select
 from flows.drift import drift
 from flows.evaluation import compare, evaluation
+from flows.figures import curve_png
 from flows.recipe import Recipe
 from flows.records import record_end, record_start
 from flows.release import against, first_champion, release
+from flows.report import write_report
 from flows.reward import judge, reward_model
 from flows.rollout import collect
 from flows.runs import begin, choose_run, locked, mark, state_of
 from flows.stage import at_work, show_picture, show_table
-from flows.figures import curve_png
-from flows.report import write_report
 from flows.summary import learning_note, learning_rows, write_summary
 from flows.training import learn
 from tasks.paths import RunFolder

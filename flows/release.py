@@ -60,8 +60,8 @@ def _outcomes(bench: Bench, side: str) -> Outcomes:
 
 def _evidence(bench: Bench, gates: list[Gate]) -> list[Gate]:
     """Everything a release rests on."""
-    kept = [path for stage in ("evaluation-after", "calibration") if (path := bench.run.gates / f"{stage}.json").exists()]
-    return gates + [gate for path in kept for gate in kept_gates(path)]
+    stages = ("evaluation-after", "calibration")
+    return gates + [gate for stage in stages for gate in kept_gates(bench.run.gates / f"{stage}.json")]
 
 
 def _bundle(bench: Bench, recipe: Recipe, number: int) -> Bundle:

@@ -1,6 +1,6 @@
 """What rollouts were worth: the verified outcome, the advantages it gives, and the model that predicts it.
 
-rollouts.parquet -> hidden checks -> trajectories.parquet -> credit -> batch.parquet;  all of them -> probe + calibration
+rollouts.parquet -> hidden checks -> trajectories.parquet -> credit -> batch.parquet;  all of them -> probe
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,24 +84,35 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def prefect_api(home: Path) -> Iterator[str]:
-    """The address of a Prefect API for this process, in its environment; to be entered before Prefect is imported."""
+def prefect_api(home: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """The address of a Prefect API for this process, in its environment; to be entered before Prefect is imported.
+
+    `meanwhile` is called while a server of our own comes up; it may import Prefect.
+    """
     os.environ.update(environment(home))
     with ExitStack() as stack:
-        known = running(home).get("prefect")
-        url = known or stack.enter_context(prefect_server(home, UNSCHEDULED)).url
-        os.environ["PREFECT_API_URL"] = f"{url}/api"
+        url = running(home).get("prefect")
+        if url is not None:
+            os.environ["PREFECT_API_URL"] = f"{url}/api"
+            meanwhile()
+        else:
+            port = free_port()
+            url = os.environ["PREFECT_API_URL"] = f"http://{HOST}:{port}/api"
+            stack.enter_context(prefect_server(home, UNSCHEDULED, port, meanwhile))
         yield url
 
 
 @contextmanager
-def prefect_server(home: Path, settings: Mapping[str, str], port: int = 0) -> Iterator[Service]:
-    """A Prefect server with its database in `home`, up and healthy."""
+def prefect_server(
+    home: Path, settings: Mapping[str, str], port: int = 0, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[Service]:
+    """A Prefect server with its database in `home`, up and healthy; `meanwhile` is called while it comes up."""
     port = port or free_port()
     url = f"http://{HOST}:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
     extra = {**settings, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
     with supervised("prefect", url, command, home, extra) as service:
+        meanwhile()
         wait_healthy(service, f"{url}/api/health")
         yield service
 

@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from data_contracts.errors import UserError
 from models.mlflow_client import experiment_id, quoted
@@ -174,6 +176,9 @@ class ReleaseStore:
     def _fetch(self, source: str) -> Path:
         """Where the artifacts of `runs:/<run id>/<path>` lie on this machine (downloaded when the store is remote)."""
         run_id, _, path = source.removeprefix("runs:/").partition("/")
+        root = urlparse(str(self._client.get_run(run_id).info.artifact_uri))
+        if root.scheme in ("", "file"):  # MLflow's own download takes four queries more to say the same
+            return Path(url2pathname(root.path)) / path
         return Path(self._client.download_artifacts(run_id, path))
 
 

@@ -1,6 +1,6 @@
-"""What the flows of one process share: engine, trainer, sandboxes, registry, tracker; made on first use, closed at the end.
+"""What the flows of one process share: engine, trainer, sandboxes, registry, tracker; each made on first use.
 
-open_bench(run, parts) -> Bench, the same one for every flow within; flows pass only names and numbers to each other
+open_bench(run, parts) -> Bench, the same one for every flow within; closed, with all it made, at the end
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _current: ContextVar[Bench | None] = ContextVar("bench", default=None)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The settings a bench is made from; `base` is the base model's folder, `start` where the first policy comes from."""
+    """The settings a bench is made from; `base` is the base model's folder, `start` the first policy's origin."""
 
     base: str
     start: str
@@ -182,7 +182,8 @@ class Bench:
         if self.parts.start == "champion":
             champion = self.champion()
             if champion is None:
-                raise UserError(f"{self.parts.release.name!r} has no champion to start from: set policy.start = 'base'.")
+                name = self.parts.release.name
+                raise UserError(f"{name!r} has no champion to start from: set policy.start = 'base'.")
             scratch = folder.with_name(f".{folder.name}.copy")
             shutil.rmtree(scratch, ignore_errors=True)
             shutil.copytree(champion.policy_path, scratch)

@@ -98,10 +98,10 @@ class Gateway:
 
     def _app(self) -> FastAPI:
         app = FastAPI(title="RatchetRL gateway", docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_api_route("/v1/chat/completions", self._guarded(self._complete), methods=["POST"])
-        app.add_api_route("/v1/models", self._models, methods=["GET"])
-        app.add_api_route("/health", self._health, methods=["GET"])
-        app.add_api_route("/feedback", self._guarded(self._feedback), methods=["POST"])
+        app.add_route("/v1/chat/completions", self._guarded(self._complete), methods=["POST"])
+        app.add_route("/v1/models", self._models, methods=["GET"])
+        app.add_route("/health", self._health, methods=["GET"])
+        app.add_route("/feedback", self._guarded(self._feedback), methods=["POST"])
         app.add_exception_handler(HTTPException, _refused)
         app.add_exception_handler(Exception, _broken)
         return app
@@ -115,11 +115,11 @@ class Gateway:
 
         return guarded
 
-    async def _models(self) -> Response:
+    async def _models(self, _: Request) -> Response:
         served = [self.routes.champion, self.routes.candidate]
         return JSONResponse(models_body([self.config.model, *(s.release for s in served if s is not None)]))
 
-    async def _health(self) -> Response:
+    async def _health(self, _: Request) -> Response:
         healthy = self._pump.alive
         body = {"status": "ok" if healthy else "engine stopped", "sessions": len(self._memory)}
         return JSONResponse(body, 200 if healthy else 503)

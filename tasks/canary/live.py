@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -40,22 +42,33 @@ class ContextExceeded(Exception):
 
 
 class Client:
-    """The gateway's client: keeps connections, sends again what was lost. Any thread may use it."""
+    """The gateway's client; sends again what was lost. Any thread may use it, each has a connection of its own.
+
+    (One pool for all threads would look through all its connections at every request, for as long as the model takes.)
+    """
 
     def __init__(self, url: str, config: CanaryConfig) -> None:
         self._retries = config.retries
-        self._http = httpx.Client(
-            base_url=url,
-            timeout=config.gateway.request_seconds + 10.0,
-            limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
-            trust_env=False,
-        )
+        tls = ssl.create_default_context()
+        timeout = config.gateway.request_seconds + 10.0
+        self._open = lambda: httpx.Client(base_url=url, timeout=timeout, verify=tls, trust_env=False)
+        self._own = threading.local()
+        self._opened: list[httpx.Client] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        for client in self._opened:
+            client.close()
+
+    @property
+    def _http(self) -> httpx.Client:
+        if not hasattr(self._own, "client"):
+            self._own.client = self._open()
+            self._opened.append(self._own.client)
+        client: httpx.Client = self._own.client
+        return client
 
     def chat(self, session: str, body: dict[str, Any], route: dict[str, str]) -> dict[str, Any]:
         """A turn's response; notes the session's route in `route`. Raises `Unserved`, `ContextExceeded`.

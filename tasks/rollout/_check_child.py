@@ -57,6 +57,7 @@ _REACHES = frozenset(
 )
 _VOUCHED = frozenset(  # (module, function): they look at a caller's name or line, and hand no frame on
     {
+        ("asyncio.coroutines", "_format_coroutine"),
         ("collections", "namedtuple"),
         ("typing", "_caller"),
         ("enum", "_create_"),
@@ -240,11 +241,17 @@ def _step(step: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
     record: dict[str, Any] = {"error": None, "right": None, "truth": False}
     if step["right"] is not None:
         right = eval(compile(step["right"], "<check>", "eval"), space)
-        record["right"] = _attempt(encode, right)[0]
+        record["right"] = _plain(right)
         record["truth"] = bool(OPERATORS[step["operator"]](left, right))
     elif not step["hidden"]:
         record["truth"] = bool(left)
-    return record | {"left": _attempt(encode, left)[0], "shown": _text(repr, left)}
+    return record | {"left": _plain(left), "shown": _text(repr, left)}
+
+
+def _plain(value: object) -> list[Any] | None:
+    """[the encoded value], or None where it is no plain data."""
+    encoded, error = _attempt(encode, value)
+    return [encoded] if error is None else None
 
 
 def _failed(source: str, got: object) -> str:

@@ -74,7 +74,7 @@ def modules_of(files: dict[str, str]) -> list[str]:
 
 def _step(statement: ast.stmt, code: str) -> Step:
     if not isinstance(statement, ast.Assert):
-        shown = _squeezed(ast.get_source_segment(code, statement) or "").partition("\n")[0]
+        shown = _squeezed(ast.get_source_segment(code, statement) or "")
         return Step(shown=shown, source=ast.unparse(ast.fix_missing_locations(_Telling(code).visit(statement))))
     test = statement.test
     shown = _squeezed(ast.get_source_segment(code, test) or ast.unparse(test))

@@ -99,7 +99,7 @@ def _failure(step: Step, record: dict[str, Any], reached: str) -> str:
             if reached:
                 return _disbelieved(step, reached)
             holds = record["truth"] is not step.negated
-        got = record["shown"] if record["left"] is None else show(decode(record["left"]))
+        got = record["shown"] if record["left"] is None else show(decode(*record["left"]))
     except (TypeError, ValueError, RecursionError) as error:
         return joined(step.shown, f": {type(error).__name__}: {error}")
     return "" if holds else joined(f"assert {step.shown}", f" : got {scrubbed(got)}")
@@ -109,14 +109,16 @@ def _holds(step: Step, record: dict[str, Any]) -> bool | None:
     """Whether an assert holds by plain data alone; None where only the fork can say."""
     left, right = record["left"], record["right"]
     if step.operator is None:
-        return None if left is None else bool(decode(left)) is not step.negated
+        return None if left is None else bool(decode(*left)) is not step.negated
     compare = OPERATORS[step.operator]
     if step.right is None:  # no class of the agent's own equals what it was not told
-        sides = (step.expected, left) if step.flipped else (left, step.expected)
-        return left is not None and bool(compare(*(decode(side) if side is left else side for side in sides)))
+        if left is None:
+            return False
+        sides = (step.expected, decode(*left)) if step.flipped else (decode(*left), step.expected)
+        return bool(compare(*sides))
     if left is None or right is None or step.operator in ("Is", "IsNot"):
         return None
-    return bool(compare(decode(left), decode(right)))
+    return bool(compare(decode(*left), decode(*right)))
 
 
 def _disbelieved(step: Step, reached: str) -> str:

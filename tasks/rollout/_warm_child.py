@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
-import random
 import resource
 import runpy
 import signal
@@ -22,6 +21,8 @@ from typing import Any, NoReturn
 from tasks.rollout._check_child import run_checks
 from tasks.rollout._warm_io import FOLDER
 
+AT_FORK: list[dict[str, Any]] = []
+"""Hooks that preloaded modules have for forks: for those of the agent's code, not for the one that starts it."""
 _FILE_BYTES = 16 * 2**20
 _OPEN_FILES = 128
 _THREADS = 64
@@ -38,7 +39,9 @@ def run_child(request: dict[str, Any], ends: dict[str, int], base_bytes: int) ->
         _descriptors(ends)
         _limits(request["seconds"], request["memory_mb"], base_bytes)
         os.chdir(FOLDER)
-        random.seed(0)
+        for hooks in AT_FORK:
+            os.register_at_fork(**hooks)
+        _seed()
         if request["kind"] == "checks":
             run_checks(request["checks"], _REPORT)
             code = 0
@@ -46,6 +49,12 @@ def run_child(request: dict[str, Any], ends: dict[str, int], base_bytes: int) ->
             code = _program(request["argv"])
     finally:
         os._exit(code)  # whatever happened, this process never goes back into the parent's loop
+
+
+def _seed() -> None:
+    import random  # here, as its hook for forks must find process 1 listening
+
+    random.seed(0)
 
 
 def _descriptors(ends: dict[str, int]) -> None:

@@ -19,10 +19,11 @@ import select
 import signal
 import sys
 import time
+import types
 from typing import Any
 
 from tasks.rollout._check_child import remember_modules
-from tasks.rollout._warm_child import run_child
+from tasks.rollout._warm_child import AT_FORK, run_child
 from tasks.rollout._warm_io import empty, read_frame, write_files, write_frame
 
 KEPT = 64 * 1024
@@ -32,13 +33,12 @@ REPORT_KEPT = 256 * 1024
 MAX_PROCESSES = 32
 # fmt: off
 PRELOADED = (
-    "abc", "ast", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime",
-    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json",
-    "math", "operator", "os", "pathlib", "random", "re", "runpy", "statistics", "string", "textwrap", "time",
-    "traceback", "types", "typing",
+    "abc", "ast", "asyncio", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools",
+    "json", "logging", "math", "operator", "os", "pathlib", "random", "re", "runpy", "statistics", "string",
+    "textwrap", "threading", "time", "traceback", "types", "typing", "unittest",
 )
 # fmt: on
-"""Not logging nor threading: what they do after each fork doubles its cost."""
 _TICK = 0.01
 _PR_SET_DUMPABLE = 4
 
@@ -51,11 +51,11 @@ def main() -> None:
     os.dup2(null, 1)
     _harden()
     if "--preload" in sys.argv:
-        for name in PRELOADED:
-            importlib.import_module(name)
+        _preload()
     remember_modules()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "ctypes", "_ctypes", "__main__")]:
         del sys.modules[name]  # an agent's module may carry such a name; a check must be seen to import ctypes
+    sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path.remove("/ratchet")
     gc.collect()
     gc.freeze()
@@ -70,6 +70,20 @@ def main() -> None:
         reply = _serve(request, requests, base)
         spoiled = reply["spoiled"]
         write_frame(replies, reply)
+
+
+def _preload() -> None:
+    """Import what programs commonly use; what a module would do after each fork is kept for the child's own forks.
+
+    Those hooks free locks and seed generators, which costs more than the fork, and process 1 has a single thread.
+    """
+    register = os.register_at_fork
+    os.register_at_fork = lambda **hooks: AT_FORK.append(hooks)
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    finally:
+        os.register_at_fork = register
 
 
 def _harden() -> None:

@@ -5,6 +5,7 @@ rollouts -> trajectories + segments tables -> accepted rows -> Parquet
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,5 +35,5 @@ def keep_valid(
         Quarantine(quarantine).add(validation.table, validation.rows_with_reasons(), run_id, iteration)
     write_segments(segments, records_of("segments", parts.accepted))
     write_trajectories(trajectories, records_of("trajectories", whole.accepted))
-    rejected = {rule: whole.counts.get(rule, 0) + parts.counts.get(rule, 0) for rule in {**whole.counts, **parts.counts}}
-    return Kept(total=len(rollouts), accepted=len(whole.accepted), rejected=rejected)
+    rejected = Counter(whole.counts) + Counter(parts.counts)
+    return Kept(total=len(rollouts), accepted=len(whole.accepted), rejected=dict(rejected))

@@ -73,9 +73,8 @@ def sample_rollouts(
     journal = Journal(out.journal)
     rollouts: list[Rollout] = []
     for sampling, indices in passes:
-        jobs = jobs_for(
-            [by_id[problem_id] for problem_id in chosen], indices, iteration=iteration, run_id=run_id, seed=sampling.seed
-        )
+        tried = [by_id[problem_id] for problem_id in chosen]
+        jobs = jobs_for(tried, indices, iteration=iteration, run_id=run_id, seed=sampling.seed)
         rollouts += run_sessions(
             jobs,
             bench.engine,

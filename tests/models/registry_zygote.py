@@ -23,13 +23,18 @@ import mlflow.store.model_registry.sqlalchemy_store
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 from mlflow import MlflowClient
 
-import models.registry
-import models.registry_store
 from models.registry import Registry
 from models.registry_journal import Journal
 from models.release import Bundle
 
-WRITES = ("create_run", "log_text", "log_artifacts", "set_terminated", "create_registered_model", "create_model_version")
+WRITES = (
+    "create_run",
+    "log_text",
+    "log_artifacts",
+    "set_terminated",
+    "create_registered_model",
+    "create_model_version",
+)
 
 
 def die() -> None:
@@ -90,41 +95,40 @@ def move(command: dict[str, Any]) -> Any:
     return registry.promote(command["version"], who="test", why="fault").version
 
 
-def meet(command: dict[str, Any]) -> float:
-    """Wait until all of `command["meet"]` processes are ready; returns when to stop."""
-    folder = Path(command["folder"])
-    (folder / str(os.getpid())).touch()
-    while len(list(folder.iterdir())) < command["meet"]:
+def meet(folder: Path, number: int) -> None:
+    """Wait until `number` processes are ready."""
+    (folder / f"ready-{os.getpid()}").touch()
+    while len(list(folder.glob("ready-*"))) < number:
         time.sleep(0.01)
-    return time.monotonic() + command["seconds"]
 
 
 def promoter(command: dict[str, Any]) -> Any:
+    """Promote one release after another until both readers are done; returns how often."""
     registry = open_registry(command)
-    ends = meet(command)
-    count = 0
-    while time.monotonic() < ends:
-        registry.promote(command["versions"][count % len(command["versions"])], who=str(os.getpid()), why="race")
+    folder, versions, count = Path(command["folder"]), command["versions"], 0
+    meet(folder, 4)
+    while len(list(folder.glob("done-*"))) < 2:
+        registry.promote(versions[count % len(versions)], who=str(os.getpid()), why="race")
         count += 1
     return count
 
 
 def reader(command: dict[str, Any]) -> Any:
-    """Every read's release version, manifest digests, and digests of the files it would load."""
+    """Read `command["reads"]` times, and on until two releases were seen; counts reads that mix releases."""
     registry = open_registry(command)
-    ends = meet(command)
-    reads, mixed, seen = 0, 0, set()
-    while time.monotonic() < ends:
+    folder, reads, mixed, seen = Path(command["folder"]), 0, 0, set()
+    meet(folder, 4)
+    while reads < command["reads"] or len(seen) < 2:
         registry._releases.clear()
         release = registry.champion()
         assert release is not None
-        loaded = {role: (path / "model.safetensors").read_text() for role, path in release.paths.items()}
-        mixed += len({text.split("|")[0] for text in loaded.values()}) != 1 or release.digests != {
-            role: text.split("|")[1] for role, text in loaded.items()
-        }
+        loaded = {role: (path / "model.safetensors").read_text().split("|") for role, path in release.paths.items()}
+        told = {role: digest for role, (_, digest) in loaded.items()}
+        mixed += len({mark for mark, _ in loaded.values()}) != 1 or release.digests != told
         seen.add(release.version)
         reads += 1
-    return {"reads": reads, "mixed": mixed, "seen": sorted(seen)}
+    (folder / f"done-{os.getpid()}").touch()
+    return {"reads": reads, "mixed": mixed, "seen": len(seen)}
 
 
 ACTIONS = {"publish": publish, "move": move, "promoter": promoter, "reader": reader}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -155,14 +156,19 @@ def test_changed_manifest_is_refused(registry: Registry, where: dict[str, str], 
     for manifest in Path(where["artifacts"]).rglob("manifest.json"):
         if registry.release(version).manifest.key in manifest.read_text():
             manifest.write_text(manifest.read_text().replace("policy-00001", "policy-00002"))
-    fresh = Registry(where["uri"], Path(where["artifacts"]), registry.name)
-    with pytest.raises(ReleaseDamaged, match="manifest of release 1"):
-        fresh.release(version)
+            fresh = Registry(where["uri"], Path(where["artifacts"]), registry.name)
+            with pytest.raises(ReleaseDamaged, match="manifest of release 1"):
+                fresh.release(version)
+            manifest.unlink()
+            with pytest.raises(ReleaseDamaged, match="manifest of release 1"):
+                fresh.release(version)
+            return
+    pytest.fail("no manifest was found in the artifact store")
 
 
 def test_missing_component_and_release_are_the_users_to_mend(registry: Registry, tmp_path: Path) -> None:
     gone = bundle(tmp_path, "a").model_copy(update={"policy_path": tmp_path / "nowhere"})
-    with pytest.raises(UserError, match="the policy to release, .*nowhere, does not exist"):
+    with pytest.raises(UserError, match=r"the policy to release, .*nowhere, does not exist"):
         registry.publish(gone)
     with pytest.raises(UserError, match="there is no release 7"):
         registry.release(7)
@@ -203,7 +209,7 @@ def test_promotion_needs_passing_gates_and_the_champion_it_was_measured_against(
         with pytest.raises(GateHeld, match="gate canary"):
             registry.promote(two, who="ann", why="x", evidence=[Gate(name="canary", verdict=verdict, reason="no")])
     registry.promote(two, who="ann", why="better", compared_with=one)
-    with pytest.raises(ChampionMoved, match="release 3 was compared with release 1, but the champion .* is now 2"):
+    with pytest.raises(ChampionMoved, match=r"release 3 was compared with release 1, but the champion .* is now 2"):
         registry.promote(three, who="ann", why="late", compared_with=one)
     assert registry.champion().version == two  # type: ignore[union-attr]
 
@@ -281,15 +287,12 @@ def test_publish_killed_between_any_two_writes_publishes_once(
 def test_two_promoters_two_readers_see_no_mix(registry: Registry, run: Run, tmp_path: Path) -> None:
     versions = [registry.publish(bundle(tmp_path, mark, base=mark)) for mark in "abc"]
     registry.promote(versions[0], who="ann", why="first")
-    (tmp_path / "ready").mkdir()
-    shared = {"name": registry.name, "folder": str(tmp_path / "ready"), "meet": 4, "seconds": 4}
+    (tmp_path / "meeting").mkdir()
+    shared = {"name": registry.name, "folder": str(tmp_path / "meeting"), "reads": 15}
     promote = {"do": "promoter", "versions": versions, **shared}
-    read = {"do": "reader", **shared}
-    ended = run(promote, {**promote, "versions": versions[::-1]}, read, read)
+    ended = run(promote, {**promote, "versions": versions[::-1]}, *[{"do": "reader", **shared}] * 2)
     assert [end["exit"] for end in ended] == [0, 0, 0, 0]
-    readers = [end["result"] for end in ended[2:]]
-    assert sum(reader["mixed"] for reader in readers) == 0
-    assert all(reader["reads"] >= 20 and len(reader["seen"]) >= 2 for reader in readers), readers
+    assert [end["result"]["mixed"] for end in ended[2:]] == [0, 0]
     moves = registry.history()
-    assert all(move.state == "done" for move in moves)
-    assert all(after.from_version == before.to_version for before, after in zip(moves, moves[1:], strict=False))
+    assert len(moves) > 1 and all(move.state == "done" for move in moves)
+    assert all(after.from_version == before.to_version for before, after in itertools.pairwise(moves))

@@ -142,6 +142,9 @@ def test_a_live_session_is_token_for_token_what_a_rollout_is(
     assert live.tool_errors == agent.finish().trajectory.malformed_calls
 
 
+QUICK, NOTHING = [SOLVES[1], SOLVES[3]], [SOLVES[3]]
+
+
 def by_version(champion: list[str], candidate: list[str]) -> Callable[[str, str, int], str]:
     return lambda version, session, turn: (candidate if version == "policy-00002" else champion)[turn]
 
@@ -149,7 +152,7 @@ def by_version(champion: list[str], candidate: list[str]) -> Callable[[str, str,
 def test_a_better_candidate_is_promoted_and_the_report_is_kept(
     open_gateway: Open, scripted: Scripted, problems: list[Problem], pools: Pools, candidate: Served, tmp_path: Path
 ) -> None:
-    gateway = open_gateway(scripted(by_version(GIVES_UP, SOLVES)))
+    gateway = open_gateway(scripted(by_version(NOTHING, QUICK)))
     report = run_trial(gateway, candidate, problems, pools, CONFIG, tmp_path / "canary")
     assert (report.decision.action, report.gate().verdict) == ("promote", Verdict.PASS)
     assert gateway.routes.champion == candidate and gateway.routes.candidate is None
@@ -161,7 +164,7 @@ def test_a_better_candidate_is_promoted_and_the_report_is_kept(
 def test_a_worse_candidate_is_rolled_back(
     open_gateway: Open, scripted: Scripted, problems: list[Problem], pools: Pools, candidate: Served, tmp_path: Path
 ) -> None:
-    gateway = open_gateway(scripted(by_version(SOLVES, GIVES_UP)))
+    gateway = open_gateway(scripted(by_version(QUICK, NOTHING)))
     report = run_trial(gateway, candidate, problems, pools, CONFIG, tmp_path / "canary")
     assert (report.decision.action, report.gate().verdict) == ("rollback", Verdict.FAIL)
     assert gateway.routes.champion.release == "release-1" and gateway.routes.candidate is None
@@ -170,7 +173,7 @@ def test_a_worse_candidate_is_rolled_back(
 def test_too_few_problems_to_tell_hold(
     open_gateway: Open, scripted: Scripted, problems: list[Problem], pools: Pools, candidate: Served, tmp_path: Path
 ) -> None:
-    gateway = open_gateway(scripted(by_version(SOLVES, SOLVES)))
+    gateway = open_gateway(scripted(by_version(QUICK, QUICK)))
     report = run_trial(gateway, candidate, problems[:40], pools, CONFIG, tmp_path / "canary")
     assert (report.decision.action, report.sessions) == ("hold", 40)
     assert report.gate().verdict is Verdict.INCONCLUSIVE
@@ -180,7 +183,7 @@ def test_too_few_problems_to_tell_hold(
 def test_a_gateway_that_is_gone_holds_after_one_wave(
     open_gateway: Open, scripted: Scripted, problems: list[Problem], pools: Pools, candidate: Served, tmp_path: Path
 ) -> None:
-    gateway = open_gateway(scripted(by_version(SOLVES, SOLVES)))
+    gateway = open_gateway(scripted(by_version(QUICK, QUICK)))
     config = CONFIG.model_copy(update={"retries": 0})
     gateway._server.should_exit = True
     gateway._thread.join()
@@ -196,7 +199,7 @@ class Killed(BaseException):
 def test_a_killed_trial_goes_on_and_plays_no_session_twice(
     open_gateway: Open, scripted: Scripted, problems: list[Problem], pools: Pools, candidate: Served, tmp_path: Path
 ) -> None:
-    engine = scripted(by_version(GIVES_UP, SOLVES))
+    engine = scripted(by_version(NOTHING, QUICK))
     seen: list[str] = []
 
     def kill_after(count: int) -> Callable[[Any], None]:
@@ -228,7 +231,7 @@ def test_a_newer_candidate_ends_the_trial_and_never_falls_back_to_the_older(
     open_gateway: Open, scripted: Scripted, problems: list[Problem], pools: Pools, candidate: Served, tmp_path: Path
 ) -> None:
     """The older one would have won."""
-    engine = scripted(by_version(GIVES_UP, SOLVES))
+    engine = scripted(by_version(NOTHING, QUICK))
     engine.digests["policy-00003"] = "digest-3"
     gateway = open_gateway(engine)
     newer = Served("release-3", "policy-00003", "digest-3")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.credit.advantages import discounted_returns, gae, group_advantages, kl_penalty
@@ -74,6 +74,7 @@ def test_group_advantages_refuse_what_they_cannot_mean(rewards, groups, kwargs, 
         group_advantages(rewards, groups, **kwargs)
 
 
+@settings(deadline=None)
 @given(REWARDS, st.data(), st.sampled_from(["mean", "leave_one_out"]), st.sampled_from(["none", "std"]))
 def test_group_advantages_are_bounded_and_follow_their_rows(rewards, data, baseline, scale):
     groups = data.draw(st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards)))
@@ -132,6 +133,7 @@ def test_token_numerics_refuse_what_they_cannot_mean(call, words):
         call()
 
 
+@settings(deadline=None)
 @given(TOKENS, RATE, RATE, st.data())
 def test_inserted_observations_change_no_advantage(tokens, gamma, lam, data):
     rewards, values = (list(column) for column in zip(*tokens, strict=True))
@@ -147,6 +149,7 @@ def test_inserted_observations_change_no_advantage(tokens, gamma, lam, data):
     assert (padded[np.array(mask) == 0] == 0).all()
 
 
+@settings(deadline=None)
 @given(TOKENS, RATE, st.data())
 def test_gae_without_values_at_lam_one_is_the_discounted_return(tokens, gamma, data):
     rewards = [reward for reward, _ in tokens]

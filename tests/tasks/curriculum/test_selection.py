@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.records import Check, Problem
@@ -76,6 +76,7 @@ def test_a_pool_smaller_than_the_choice_is_taken_whole():
     assert sorted(select(CurriculumState(), pool, 0, CONFIG, seed=0).problem_ids) == ["a", "b", "c"]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_the_choice_is_always_full_and_without_repeats(data):
     n = data.draw(st.integers(1, 12))

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from tasks.evaluation.intervals import clustered_wilson, mcnemar_exact, paired_interval, wilson
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.data(), st.sampled_from([0.8, 0.95, 0.99]))
 def test_wilson_agrees_with_scipy(n, data, level):
     successes = data.draw(st.integers(0, n))
@@ -81,6 +82,7 @@ def test_paired_interval_covers():
     assert 0.92 < covered / 400 < 0.98
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_agrees_with_scipy(gained, lost):
     expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
@@ -46,6 +46,7 @@ def test_equal_predictions_stay_in_one_bin():
     assert [row.n for row in reliability([0.1] * 4 + [0.9] * 6, [0] * 4 + [1] * 6, bins=2)] == [4, 6]
 
 
+@settings(deadline=None)
 @given(PAIRS, st.integers(2, 12))
 def test_bins_hold_everything_and_ece_is_bounded(pairs, bins):
     predicted, outcomes = zip(*pairs, strict=True)
@@ -57,6 +58,7 @@ def test_bins_hold_everything_and_ece_is_bounded(pairs, bins):
     assert 0 <= ece(predicted, outcomes, bins) <= 1
 
 
+@settings(deadline=None)
 @given(PAIRS)
 def test_auroc_and_brier_agree_with_sklearn(pairs):
     predicted, outcomes = zip(*pairs, strict=True)

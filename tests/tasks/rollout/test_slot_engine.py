@@ -12,6 +12,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from data_contracts.errors import UserError
+from models.chat import Chat
+from models.policy import LoraSpec, adapter_state, init_adapter, load_base, trainable_policy, write_adapter
 from tasks.rollout.choice import Noise, choose
 from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
 from tasks.rollout.slot_engine import SlotEngine
@@ -256,6 +258,34 @@ def test_versions_are_served_side_by_side_and_a_session_that_changes_version_for
     moved = finish(engine, SampleRequest("a", "policy-00001", longer, 5))["a"]
     assert moved.cached_tokens == 0
     assert worst_gap(second, longer, moved) < 1e-5
+
+
+def test_an_adapter_reaches_the_samples_and_an_empty_one_is_the_base(tmp_path: Path, chat: Chat) -> None:
+    qwen().save_pretrained(tmp_path / "base")
+    chat.tokenizer.save_pretrained(tmp_path / "base")
+    base = load_base(tmp_path / "base")
+    fresh = init_adapter(base, LoraSpec(r=4, alpha=8), tmp_path / "policy-00000", seed=0)
+    trained = trainable_policy(base, fresh)
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.02)
+    moved = write_adapter(adapter_state(trained), trained.peft_config["default"], tmp_path / "policy-00001")
+    engine, prompt = SlotEngine.from_base(base, slots=2), ids(np.random.default_rng(0), 20)
+    digests = {name: engine.load_adapter(name, path) for name, path in (("base", None), (V, fresh), ("new", moved))}
+    assert len(set(digests.values())) == 3
+    assert engine.teacher_force(V, prompt) == engine.teacher_force("base", prompt)
+    turns = {name: finish(engine, SampleRequest(name, name, prompt, 8))[name] for name in digests}
+    assert turns[V].logprobs == turns["base"].logprobs
+    for name, turn in turns.items():
+        assert turn.policy_digest == digests[name]
+        forced = engine.teacher_force(name, prompt + turn.token_ids)[19:]
+        assert turn.logprobs == pytest.approx(forced, abs=1e-5)
+    with torch.inference_mode():
+        expected = torch.log_softmax(trained(torch.tensor([prompt])).logits[0], -1)
+    forced = engine.teacher_force("new", prompt)
+    assert forced == pytest.approx([float(expected[i, t]) for i, t in enumerate(prompt[1:])], abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(forced, engine.teacher_force("base", prompt), strict=True)) > 0.01
 
 
 def test_a_version_name_is_never_reused_for_other_weights() -> None:

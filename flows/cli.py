@@ -1,0 +1,170 @@
+"""The `ratchet` command.
+
+run | up | status | report | problems check, make | starter build
+
+Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 2 a mistake of the
+user's (one sentence on standard error), 3 a gate held the run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_contracts.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks.paths import RunFolder
+
+HELP = """Post-train a tool-using agent on your own verifiable problems, and release it only when it is measured to be
+better.
+
+  ratchet run infra/recipes/quickstart.toml      the whole loop on a small model; no GPU is needed
+  ratchet up                                     Prefect and MLflow in the browser: runs, artifacts, traces, releases
+  ratchet status                                 the champion, and the runs so far
+  ratchet problems check my-pack                 are my problems fit to train on?
+
+A run that was interrupted goes on when the same command is given again.
+"""
+
+app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+problems_app = typer.Typer(help="Problems: what an agent learns on and is measured by.", no_args_is_help=True)
+starter_app = typer.Typer(help="The starter model: small enough to learn on a laptop.", no_args_is_help=True)
+app.add_typer(problems_app, name="problems")
+app.add_typer(starter_app, name="starter")
+
+Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
+DEFAULT_HOME = Path("runs")
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file with one section a stage.", show_default=False)],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe: --set training.lora_r=8")
+    ] = None,
+    home: Home = DEFAULT_HOME,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of a recipe that was run before.")] = False,
+) -> None:
+    """Run a recipe from problems to release, or go on with a run of it that was interrupted."""
+    from flows.launch import run_recipe
+    from flows.recipe import load_recipe
+
+    run_recipe(load_recipe(recipe, changes or []), home, fresh=fresh)
+
+
+@app.command()
+def up(
+    home: Home = DEFAULT_HOME,
+    recipe: Annotated[
+        Path, typer.Option("--recipe", help="The recipe that the form in the Prefect UI starts from.")
+    ] = Path("infra/recipes/quickstart.toml"),
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI; 0: any free one.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI; 0: any free one.")] = 5000,
+) -> None:
+    """Start Prefect, MLflow and the deployments (post_train by form or event, drift on a schedule), until Ctrl-C."""
+    from flows.recipe import load_recipe
+    from flows.up import stay_up
+
+    load_recipe(recipe)  # a fault in it is said here, not in a log
+    stay_up(home, recipe, prefect_port, mlflow_port)
+
+
+@app.command()
+def status(
+    home: Home = DEFAULT_HOME, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """Show the champions (release, component versions, digests), the runs, and the services that are up."""
+    from flows.status import show_status, status_of
+
+    found = status_of(home)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        show_status(found)
+
+
+@app.command()
+def report(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run (`ratchet status`), or its folder.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Write a run's summary.json and report.html again, and print the summary. Works on unfinished runs too."""
+    from flows.closing import show_summary
+    from flows.report import write_report
+    from flows.summary import write_summary
+
+    folder = _run_folder(run_id, home)
+    summary = write_summary(folder, None)
+    write_report(folder, summary)
+    show_summary(folder, summary)
+
+
+@problems_app.command("check")
+def problems_check(
+    path: Annotated[Path, typer.Argument(help="A pack: a folder with problems.jsonl, or such a file.")],
+) -> None:
+    """Run the intake gate over a pack: does the reference solve each problem, do its checks see the fault, always?"""
+    from flows.packs import check_pack
+
+    if not check_pack(path):
+        raise typer.Exit(1)
+
+
+@problems_app.command("make")
+def problems_make(
+    out: Annotated[Path, typer.Argument(help="Folder to write problems.jsonl to.")],
+    seed: Annotated[int, typer.Option(help="Decides the problems.")] = 0,
+    n: Annotated[int, typer.Option("--n", min=1, help="Problems of each horizon.")] = 10,
+    split: Annotated[str, typer.Option(help="train or heldout: no function is on both sides.")] = "train",
+) -> None:
+    """Generate repair problems: functions with injected bugs, visible and hidden tests."""
+    from flows.packs import make_pack
+
+    typer.echo(make_pack(out, seed, n, split))
+
+
+@starter_app.command("build")
+def starter_build(
+    out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("models/starter"),
+    seed: Annotated[int, typer.Option(help="Decides demonstrations and weights.")] = 0,
+) -> None:
+    """Make the starter model: tokenizer, small Qwen3, warm-up on scripted demonstrations. Takes some minutes."""
+    from flows import progress
+    from flows.starter import build_starter
+
+    with progress.shown():
+        typer.echo(build_starter(out, seed))
+
+
+def _run_folder(name: str, home: Path) -> RunFolder:
+    from tasks.paths import RunFolder
+
+    for folder in (home / name, Path(name)):
+        if (folder / "recipe.json").is_file():
+            return RunFolder(folder.resolve())
+    known = sorted(path.parent.name for path in home.glob("*/recipe.json"))
+    hint = f"known runs: {', '.join(known)}." if known else "there is none yet: give `ratchet run RECIPE` first."
+    raise UserError(f"{home / name} is no run: {hint}")
+
+
+def main() -> None:
+    """The command's entry point: what the user can mend is one sentence and exit code 2."""
+    from data_contracts.gates import GateHeld
+
+    try:
+        app()
+    except UserError as error:
+        print(f"ratchet: {error}", file=sys.stderr)
+        sys.exit(2)
+    except GateHeld as held:
+        print(f"ratchet: held at {held}", file=sys.stderr)
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`ratchet run`: find the run, start what it needs side by side, run the flow, show how it ended.
+
+recipe -> run folder -> Prefect API -> post_train -> closing table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from data_contracts.gates import Gate, GateHeld
+from flows import progress
+from flows.closing import show_summary
+from flows.recipe import Recipe
+from flows.runs import choose_run, state_of
+from flows.services import prefect_api
+
+
+def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
+    """Run to the end, or go on; a run that has ended is shown again. Raises `GateHeld` when a gate held it."""
+    run = choose_run(home, recipe, fresh=fresh)
+    console = Console(stderr=True)
+    if state_of(run).get("state") in ("finished", "held"):
+        summary = show_summary(run)
+        console.print(f"[dim]{run.id} was run before; --fresh starts another.")
+        _raise_if_held(summary.get("held"))
+        return
+    check_base(recipe)
+    console.print(f"[bold]{run.id}[/] in {run.root}")
+    with prefect_api(home, meanwhile=_imports):
+        from flows.post_train import post_train
+
+        with progress.shown(console):
+            try:
+                post_train(recipe=recipe, home=str(home), run=str(run.root))
+            except GateHeld:
+                show_summary(run)
+                raise
+    show_summary(run)
+
+
+def check_base(recipe: Recipe) -> None:
+    """A base that is no model, a pack that is not there: said before anything is started."""
+    from data_contracts.errors import UserError
+
+    base = Path(recipe.policy.base)
+    if not (base / "config.json").is_file():
+        message = f"policy.base = {recipe.policy.base!r} is no model folder (it has no config.json)"
+        raise UserError(f"{message}: give the folder of a saved causal language model.")
+    for key in ("pack", "heldout_pack"):
+        pack = getattr(recipe.curriculum, key)
+        if pack is not None and not Path(pack).exists():
+            raise UserError(f"curriculum.{key} = {pack!r} does not exist: give a folder with problems.jsonl.")
+
+
+def _imports() -> None:
+    """What the flow imports takes as long as the server's start; done meanwhile."""
+    import flows.post_train  # noqa: F401
+
+
+def _raise_if_held(gate: dict[str, object] | None) -> None:
+    if gate:
+        raise GateHeld(Gate.model_validate(gate))

@@ -1,0 +1,63 @@
+"""`ratchet problems`: check a pack by the intake gate, or make one.
+
+pack -> intake -> table with a sentence per rejection
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from data_contracts.errors import UserError
+from data_contracts.problems import PackReading, read_pack, write_pack
+from data_contracts.records import HORIZONS
+from flows import progress
+from tasks.curriculum.intake import IntakeResult, intake
+from tasks.rollout.sandbox import WarmPool
+
+
+def check_pack(path: Path, console: Console | None = None) -> bool:
+    """Print the intake's verdict on a pack; whether every line of it was admitted."""
+    reading = read_pack(path)
+    results: dict[str, IntakeResult] = {}
+    with WarmPool(2, "verifier") as pool, progress.shown(), progress.stage("intake", len(reading.problems)) as tick:
+
+        def done(result: IntakeResult) -> None:
+            results[result.problem_id] = result
+            tick()
+
+        intake(reading.problems, pool, done)
+    console = console or Console()
+    table = _table(reading, results)
+    if table.row_count:
+        console.print(table)
+    admitted = sum(result.admitted for result in results.values())
+    total = len(reading.problems) + len(reading.rejected)
+    counts = {h: sum(p.horizon == h and results[p.id].admitted for p in reading.problems) for h in HORIZONS}
+    levels = ", ".join(f"{count} {horizon}" for horizon, count in counts.items() if count)
+    console.print(f"{admitted} of {total} problems admitted" + (f": {levels}" if levels else ""), highlight=False)
+    return total > 0 and admitted == total
+
+
+def make_pack(out: Path, seed: int, n: int, split: str) -> Path:
+    """Write `n` generated problems of each horizon to `out`/problems.jsonl."""
+    from tasks.curriculum.generator import generate
+
+    if split == "train" or split == "heldout":
+        return write_pack(out, [problem for horizon in HORIZONS for problem in generate(seed, split, horizon, n)])
+    raise UserError(f"--split {split}: write train or heldout.")
+
+
+def _table(reading: PackReading, results: dict[str, IntakeResult]) -> Table:
+    """What was rejected and why, lines that are no problem first."""
+    table = Table(title="rejected", title_justify="left")
+    table.add_column("problem", no_wrap=True)
+    table.add_column("why")
+    for line in reading.rejected:
+        table.add_row(line.id or f"line {line.line}", line.reason)
+    for problem in reading.problems:
+        if not results[problem.id].admitted:
+            table.add_row(problem.id, results[problem.id].reason)
+    return table

@@ -1,0 +1,56 @@
+"""The process that runs deployments for `ratchet up`: python -m flows.serving HOME RECIPE
+
+post_train: the recipe as a form, and by event when drift persists; drift: every hour
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from prefect import serve
+from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.events import DeploymentEventTrigger
+
+from flows.drift import EVENT, drift
+from flows.post_train import post_train
+from flows.recipe import Recipe, load_recipe
+
+DRIFT_EVERY = timedelta(hours=1)
+
+
+def deployments(home: Path, recipe: Recipe) -> tuple[RunnerDeployment, RunnerDeployment]:
+    """The two deployments; a new run by drift starts from the champion."""
+    again = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"start": "champion"})})
+    parameters = {"recipe": recipe.model_dump(mode="json"), "home": str(home)}
+    on_drift = DeploymentEventTrigger(
+        name="drift starts a run",
+        expect={EVENT},
+        match={"prefect.resource.id": f"ratchet.release.{recipe.release.name}.*"},
+        parameters={"recipe": again.model_dump(mode="json"), "home": str(home)},
+    )
+    training = post_train.to_deployment(
+        name="post_train",
+        description="Post-train a recipe's policy; released only when it is measured to be better.",
+        parameters=parameters,
+        triggers=[on_drift],
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    watching = drift.to_deployment(
+        name="drift",
+        description="The champion's live sessions against the reference it was released with.",
+        parameters={"home": str(home)},
+        interval=DRIFT_EVERY,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    return training, watching
+
+
+def main(home: str, recipe: str) -> None:
+    """Serve both until the process is ended; one flow run at a time, since each takes the whole machine."""
+    serve(*deployments(Path(home), load_recipe(recipe)), limit=1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,410 @@
+"""Checks are judged rightly, told shortly, and cannot be passed by anything but the right answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_contracts.records import Check, Limits
+from tasks.rollout._check_child import encode
+from tasks.rollout._check_plan import modules_of, plan
+from tasks.rollout._check_verdict import decode, show
+from tasks.rollout.checks import CheckFailure, CheckReport, run_checks
+from tasks.rollout.sandbox import WarmPool
+
+LIMITS = Limits(seconds=20, memory_mb=128)
+CLAMP = "def clamp(x, low, high):\n    return min(max(x, low), high)\n"
+WRONG = "def clamp(x, low, high):\n    return max(x, low)\n"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WarmPool]:
+    with WarmPool(size=1, name="verifier") as warm:
+        yield warm
+
+
+def verdict(pool: WarmPool, source: str, *codes: str, limits: Limits = LIMITS) -> CheckReport:
+    checks = [Check(name=f"c{number}", code=code) for number, code in enumerate(codes)]
+    return run_checks({"calc.py": source}, checks, limits, pool)
+
+
+def message(pool: WarmPool, source: str, code: str) -> str:
+    """The one failure's message, "" where the check passes."""
+    report = verdict(pool, source, code)
+    assert (report.passed, report.total) == (1 - len(report.failures), 1)
+    return report.failures[0].message if report.failures else ""
+
+
+# verdicts and messages
+
+
+def test_passed_and_failed_are_counted_with_the_value_got(pool: WarmPool) -> None:
+    report = verdict(
+        pool, WRONG, "assert clamp(2, 1, 3) == 2", "assert clamp(5, 1, 3) == 3", "assert clamp(0, 1, 3) == 1"
+    )
+    assert report == CheckReport(2, 3, [CheckFailure("c1", "assert clamp(5, 1, 3) == 3 : got 5")], "exit")
+    codes = ("assert clamp(2, 1, 3) == 2", "assert clamp(5, 1, 3) == 3")
+    assert verdict(pool, CLAMP, *codes) == CheckReport(2, 2, [], "exit")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("assert f(2) == 2", ""),
+        ("assert f(2) != 2", "assert f(2) != 2 : got 2"),
+        ("assert 3 == f(2)", "assert 3 == f(2) : got 2"),
+        ("assert 1 < f(2)", ""),
+        ("assert 2 < f(2)", "assert 2 < f(2) : got 2"),
+        ("assert f(2) in (1, 2)", ""),
+        ("assert 2 in f([1, 2])", ""),
+        ("assert 2 not in f([1, 2])", "assert 2 not in f([1, 2]) : got [1, 2]"),
+        ("assert f(None) is None", ""),
+        ("assert f(0) is None", "assert f(0) is None : got 0"),
+        ("assert f(1) == True", ""),
+        ("assert f(1) is not True", ""),
+        ("assert f([])", "assert f([]) : got []"),
+        ("assert not f([1])", "assert not f([1]) : got [1]"),
+        ("assert not f([])", ""),
+        ("assert f(1) == f(1)", ""),
+        ("assert f(1) == f(2)", "assert f(1) == f(2) : got 1"),
+        ("assert 0 <= f(1) <= 3", ""),
+        ("assert 0 <= f(5) <= 3", "assert 0 <= f(5) <= 3 : got False"),
+        ("assert isinstance(f(1), int) and f(2)", ""),
+        ("assert f({'b', 'a'}) == {'c'}", "assert f({'b', 'a'}) == {'c'} : got {'a', 'b'}"),
+        ("assert f(1.5) == 1.5 and f((1,)) == (1,)", ""),
+        ("assert f(float('inf')) == float('inf')", ""),
+        ("assert f(10**400) == 10**400", ""),
+        ("assert f(b'a') == b'a'", ""),
+        ("assert f(1+2j) == 1+2j", ""),
+        ("assert f((1, [2, {3: {4}}])) == (1, [2, {3: {4}}])", ""),
+        ("assert f('1') < 2", "f('1') < 2: TypeError: '<' not supported between instances of 'str' and 'int'"),
+        ("x = [3, 1]; x.sort(); assert f(x) == [1, 3]", ""),
+        ("x = f(3)\ny = x + 1\nassert y == 5", "assert y == 5 : got 4"),
+        ("for n in range(3):\n    assert f(n) == n", ""),
+        ("for n in range(3):\n    assert f(n) == 0", "assert f(n) == 0 : got 1"),
+        ("assert f(1) == 2, 'told'", "assert f(1) == 2 : got 1"),
+        ("def g():\n    assert f(1) == 2, 'told'\ng()", "g(): AssertionError: told"),
+        ("f(1)['a']", "f(1)['a']: TypeError: 'int' object is not subscriptable"),
+        ("assert f() == 1", "f() == 1: TypeError: f() missing 1 required positional argument: 'x'"),
+        ("assert g(1) == 1", "g(1) == 1: NameError: name 'g' is not defined"),
+        ("try:\n    f(1 / 0)\nexcept ZeroDivisionError:\n    pass\nelse:\n    raise AssertionError('no error')", ""),
+        (
+            "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError('no')",
+            "try: f(1) except ValueError: pass else: raise AssertionEr...: AssertionError: no",
+        ),
+        ("import calc\nassert calc.f(1) == 1", ""),
+        ("from calc import f as h\nassert h(1) == 1", ""),
+        ("import math\nassert math.isclose(f(.1) + .2, .3)", ""),
+        ("assert f(object()) == 1", "assert f(object()) == 1 : got <object object>"),
+        ("raise SystemExit(0)", "raise SystemExit(0): SystemExit: 0"),
+        ("assert f(1) ==", "the check's own code: SyntaxError: invalid syntax (line 1)"),
+    ],
+)
+def test_each_form_of_check(pool: WarmPool, code: str, expected: str) -> None:
+    assert message(pool, "def f(x):\n    return x\n", code) == expected
+
+
+def test_messages_have_at_most_80_characters_and_keep_both_ends(pool: WarmPool) -> None:
+    source = "def f(x):\n    return 'y' * x\n"
+    text = message(pool, source, f"assert f(500) == {'z' * 200!r}")
+    assert len(text) == 80
+    assert text.startswith("assert f(500) == 'zzz") and " : got 'yyyy" in text and text.endswith("...")
+
+
+def test_files_of_a_package_are_modules_and_star_imported(pool: WarmPool) -> None:
+    files = {
+        "pkg/__init__.py": "a = 1",
+        "pkg/part.py": "from pkg import a\nb = a + 1",
+        "top.py": "c = 3",
+        "note.txt": "x",
+    }
+    assert modules_of(files) == ["pkg", "pkg.part", "top"]
+    code = "import pkg.part\nassert (a, b, c, pkg.part.b) == (1, 2, 3, 2)\nassert open('note.txt').read() == 'x'"
+    assert run_checks(files, [Check(name="c", code=code)], LIMITS, pool).failures == []
+
+
+def test_a_module_may_bear_a_standard_modules_name(pool: WarmPool) -> None:
+    code = "import statistics\nassert statistics.mean([1, 2]) == 'mine'"
+    assert run_checks(
+        {"statistics.py": "def mean(x): return 'mine'"}, [Check(name="c", code=code)], LIMITS, pool
+    ) == CheckReport(1, 1)
+
+
+def test_plain_subclasses_compare_as_their_base_does(pool: WarmPool) -> None:
+    source = (
+        "import collections, enum\n"
+        "P = collections.namedtuple('P', 'x y')\n"
+        "class E(enum.IntEnum):\n    A = 3\n"
+        "class S(str, enum.Enum):\n    A = 'a'\n"
+        "def d():\n    x = collections.defaultdict(int)\n    x['a'] += 1\n    return x\n"
+    )
+    code = "assert P(1, 2) == (1, 2)\nassert E.A == 3\nassert S.A == 'a'\nassert d() == {'a': 1}"
+    code += "\nassert collections.Counter('aab') == {'a': 2, 'b': 1}\nassert d().keys() == {'a'}"
+    assert message(pool, source, code) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x = 1\ndef f(:\n    pass\n", "calc.py, line 2: SyntaxError: invalid syntax"),
+        ("x = 1\n\n1 / 0\n", "calc.py, line 3: ZeroDivisionError: division by zero"),
+        ("def g():\n    import nothing\ng()\n", "calc.py, line 2: ModuleNotFoundError: No module named 'nothing'"),
+        ("import sys\nsys.exit(0)\n", "calc.py, line 2: SystemExit: 0"),
+        ("raise KeyboardInterrupt\n", "calc.py, line 1: KeyboardInterrupt: "),
+        ("import os\nos._exit(0)\n", "import: the process ended early with exit code 0"),
+        ("def f(): return f()\nf()\n", "calc.py, line 1: RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_a_module_that_does_not_import_fails_every_check_with_its_line(
+    pool: WarmPool, source: str, expected: str
+) -> None:
+    report = verdict(pool, source, "assert 1 == 1", "pass")
+    assert [failure.message for failure in report.failures] == [expected, expected]
+    assert report.passed == 0
+
+
+# limits
+
+
+def test_an_endless_loop_fails_its_check_and_those_it_leaves_no_time_for(pool: WarmPool) -> None:
+    source = CLAMP + "def loop():\n    while True: pass\n"
+    codes = ("assert clamp(1, 0, 2) == 1", "assert loop() == 1", "assert clamp(1, 0, 2) == 1")
+    report = verdict(pool, source, *codes, limits=Limits(seconds=1.5))
+    assert (report.passed, report.ended) == (1, "timeout")
+    assert [failure.message for failure in report.failures] == [
+        "loop() == 1: timed out after 1.5 s",
+        "not run: the 1.5 s for all checks are used up",
+    ]
+
+
+def test_an_endless_module_fails_all(pool: WarmPool) -> None:
+    report = verdict(pool, "while True: pass", "pass", "pass", limits=Limits(seconds=1.0))
+    assert (report.passed, report.ended) == (0, "timeout")
+    assert [failure.message for failure in report.failures] == ["import: timed out after 1 s"] * 2
+
+
+def test_a_memory_hog_fails_its_check_alone(pool: WarmPool) -> None:
+    source = CLAMP + "def hog():\n    return len(bytearray(10**9))\n"
+    report = verdict(pool, source, "assert hog() == 10**9", "assert clamp(1, 0, 2) == 1")
+    assert (report.passed, report.ended) == (1, "memory")
+    assert report.failures == [CheckFailure("c0", "hog() == 10**9: MemoryError")]
+
+
+def test_deep_recursion_and_giant_values_fail_their_check_alone(pool: WarmPool) -> None:
+    source = CLAMP + "def deep():\n    return deep()\ndef big():\n    return 'x' * 10**6\ndef nest():\n    x = []\n"
+    source += (
+        "    for _ in range(10**5): x = [x]\n    return x\ndef ring():\n    x = []\n    x.append(x)\n    return x\n"
+    )
+    codes = (
+        "deep()",
+        "assert big() == 'x'",
+        "assert nest() == []",
+        "assert ring() == []",
+        "assert clamp(1, 0, 2) == 1",
+    )
+    report = verdict(pool, source, *codes)
+    assert report.passed == 1
+    messages = [failure.message for failure in report.failures]
+    assert messages[0] == "deep(): RecursionError: maximum recursion depth exceeded"
+    assert messages[1] == "big() == 'x': more than 262144 bytes were written"
+    assert messages[3] == "assert ring() == [] : got [[...]]"
+
+
+def test_printing_is_no_matter(pool: WarmPool) -> None:
+    source = "def f():\n    for _ in range(10**4): print('x' * 1000)\n    return 1\n"
+    assert message(pool, source, "assert f() == 1") == ""
+
+
+def test_a_crash_costs_only_its_check(pool: WarmPool) -> None:
+    source = CLAMP + "import os\ndef bye():\n    os._exit(0)\ndef die():\n    os.kill(os.getpid(), 11)\n"
+    codes = ("assert clamp(1, 0, 2) == 1", "bye()", "assert clamp(1, 0, 2) == 1", "die()", "assert clamp(1, 0, 2) == 1")
+    report = verdict(pool, source, *codes)
+    assert (report.passed, report.ended) == (3, "exit")
+    assert [failure.message for failure in report.failures] == [
+        "bye(): the process ended early with exit code 0",
+        "die(): the process ended early with exit code -11",
+    ]
+
+
+def test_stop_at_first_tells_one_failure(pool: WarmPool) -> None:
+    codes = ["assert clamp(1, 0, 2) == 1", "assert clamp(5, 1, 3) == 3", "assert clamp(1, 0, 2) == 1"]
+    checks = [Check(name=str(number), code=code) for number, code in enumerate(codes)]
+    report = run_checks({"calc.py": WRONG}, checks, LIMITS, pool, stop_at_first=True)
+    assert report == CheckReport(1, 3, [CheckFailure("1", "assert clamp(5, 1, 3) == 3 : got 5")])
+
+
+def test_no_checks_is_nothing_passed(pool: WarmPool) -> None:
+    assert verdict(pool, CLAMP) == CheckReport(0, 0)
+
+
+def test_checks_have_names_of_their_own(pool: WarmPool) -> None:
+    assert verdict(pool, CLAMP, "clamp = y = 1", "assert clamp(9, 0, 2) == 2", "assert y == 1").passed == 2
+
+
+# forgery
+
+
+HIDDEN = "assert clamp(5, 1, 3) == 3"
+RAISES = "try:\n    clamp(1, 3, 1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError('no error')"
+FORGERIES = {
+    "equals everything": "class A:\n    __eq__ = __lt__ = __gt__ = lambda s, o: True\ndef clamp(*a): return A()",
+    "an int that equals everything": "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n"
+    "def clamp(*a): return A(9)",
+    "a lying metaclass": "class M(type):\n    def __getattribute__(c, n):\n        return int.__eq__ if n == '__eq__' else "
+    "type.__getattribute__(c, n)\n    __eq__ = lambda s, o: True\n    __hash__ = type.__hash__\n"
+    "class A(metaclass=M):\n    __eq__ = lambda s, o: True\ndef clamp(*a): return A()",
+    "exit in the body": "import os\nos._exit(0)",
+    "SystemExit in the function": "import sys\ndef clamp(*a): sys.exit(0)",
+    "exit in the function": "import os\ndef clamp(*a): os._exit(0)",
+    "killed": "import os\ndef clamp(*a): os.kill(os.getpid(), 9)",
+    "printed": "def clamp(*a): print('PASSED 1 passed OK'); return 9",
+    "AssertionError patched": "import builtins\nbuiltins.AssertionError = builtins.BaseException = ValueError\n"
+    "def clamp(*a): return 9",
+    "builtins patched": "import builtins\nbuiltins.bool = builtins.exec = builtins.eval = builtins.compile = lambda *a: True\n"
+    "def clamp(*a): return 9",
+    "builtins shadowed": "def bool(x): return True\nisinstance = len = all = any = abs = lambda *a: True\n"
+    "__all__ = ['bool', 'clamp', '__builtins__']\n__builtins__ = {'AssertionError': ValueError}\ndef clamp(*a): return 9",
+    "operator patched": "import operator\noperator.eq = lambda a, b: True\ndef clamp(*a): return 9",
+    "excepthook": "import sys\nsys.excepthook = lambda *a: None\ndef clamp(*a): raise KeyError",
+    "all descriptors written to": "import os\ndef clamp(*a):\n    for fd in range(64):\n        try: os.write(fd, "
+    "b\"0 {'error': None}\\n\" * 9)\n        except OSError: pass\n    os._exit(0)",
+    "the pipe replayed": "import os\ndef clamp(*a):\n    r, w = os.pipe()\n    keep = os.dup(3)\n    os.dup2(w, 3)\n"
+    "    import threading\n    def pump():\n        while True:\n            line = os.read(r, 65536)\n"
+    "            os.write(keep, line.replace(b'9', b'3') + line)\n"
+    "    threading.Thread(target=pump, daemon=True).start()\n    return 9",
+    "forked": "import os\ndef clamp(*a):\n    if os.fork(): os._exit(0)\n    return 9",
+    "frames walked": "import sys\ndef clamp(*a):\n    f = sys._getframe()\n    while f:\n        for k, v in list(f.f_locals.items()):"
+    "\n            if k == 'send':\n                for _ in range(9): v({'error': None, 'right': None, 'truth': True, "
+    "'left': 3, 'shown': ''})\n        f = f.f_back\n    import os; os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FORGERIES if name != "frames walked"])
+@pytest.mark.parametrize("code", [HIDDEN, RAISES])
+def test_a_forgery_fails(pool: WarmPool, name: str, code: str) -> None:
+    report = verdict(pool, FORGERIES[name], code)
+    assert (report.passed, len(report.failures)) == (0, 1), report
+
+
+WALKS = {
+    "frames": "import sys\ndef find():\n    f = sys._getframe()\n    while f and 'send' not in f.f_locals: f = f.f_back\n"
+    "    return f.f_locals['send']",
+    "traceback": "def find():\n    try: 1 / 0\n    except Exception as e: f = e.__traceback__.tb_frame\n"
+    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
+    "generator": "def gen(): yield g.gi_frame.f_back\ng = gen()\ndef find():\n    f = next(g)\n"
+    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
+    "garbage": "import gc, types\ndef find():\n    return next(o for o in gc.get_objects() if isinstance(o, types.FunctionType)"
+    " and o.__name__ == 'send')",
+    "traceback module": "import traceback\ndef find():\n    try: 1 / 0\n    except Exception as e: "
+    "f = next(traceback.walk_tb(e.__traceback__))[0]\n    while f and 'send' not in f.f_locals: f = f.f_back\n"
+    "    return f.f_locals['send']",
+    "inspect": "import inspect\ndef find():\n    return next(i.frame.f_locals['send'] for i in inspect.stack() if 'send' in "
+    "i.frame.f_locals)",
+    "logging": "import logging\ndef find():\n    f = logging.currentframe()\n"
+    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
+    "current frames": "import sys\ndef find():\n    f = list(sys._current_frames().values())[0]\n"
+    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_who_finds_the_reporter_is_not_believed(pool: WarmPool, name: str) -> None:
+    forged = "\ndef clamp(*a):\n    find()({'error': None})\n    import os; os._exit(0)\n"
+    text = message(pool, WALKS[name] + forged, RAISES)
+    assert ": the code looked into the runner (" in text
+
+
+def test_a_reach_voids_later_claims_but_no_comparison_of_data(pool: WarmPool) -> None:
+    source = CLAMP + "import sys\nsys._getframe()\n"
+    report = verdict(pool, source, HIDDEN, "pass")
+    assert report.passed == 1
+    assert report.failures == [CheckFailure("c1", "pass: the code looked into the runner (sys._getframe)")]
+
+
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/self/maps", "/dev/fd/../mem"])
+def test_reading_the_process_itself_is_a_reach(pool: WarmPool, path: str) -> None:
+    source = f"try: open({path!r}, 'rb')\nexcept OSError: pass\n"
+    assert message(pool, source, "pass") == "pass: the code looked into the runner (open)"
+
+
+def test_ctypes_is_a_reach(pool: WarmPool) -> None:
+    assert message(pool, "import ctypes\n", "pass") == "pass: the code looked into the runner (import)"
+
+
+def test_ordinary_code_is_no_reach(pool: WarmPool) -> None:
+    source = (
+        "import collections, dataclasses, enum, logging, traceback, typing, unittest, asyncio, pathlib\n"
+        "P = collections.namedtuple('P', 'x')\nT = typing.TypeVar('T')\nE = enum.Enum('E', 'A B')\n"
+        "N = typing.NamedTuple('N', [('x', int)])\n"
+        "@dataclasses.dataclass\nclass D:\n    x: int = 1\n"
+        "def f():\n    logging.warning('told')\n    try: 1 / 0\n    except Exception: logging.exception('caught')\n"
+        "    try: 1 / 0\n    except Exception: text = traceback.format_exc()\n"
+        "    pathlib.Path('x').write_text(text); return asyncio.run(g())\n"
+        "async def g(): return D(1)\n"
+    )
+    assert message(pool, source, "assert f() == D(1)") == ""
+
+
+def test_patched_modules_are_put_back_before_a_check_uses_them(pool: WarmPool) -> None:
+    source = "import math\nmath.isclose = lambda *a, **k: True\ndef f(): return 9\n"
+    assert (
+        message(pool, source, "import math\nassert math.isclose(f(), 3)") == "assert math.isclose(f(), 3) : got False"
+    )
+    source = "import sys, types\nfake = types.ModuleType('math'); fake.isclose = lambda *a: True\n"
+    source += "sys.modules['math'] = fake\ndef f(): return 9\n"
+    assert (
+        message(pool, source, "import math\nassert math.isclose(f(), 3)") == "assert math.isclose(f(), 3) : got False"
+    )
+
+
+def test_what_a_check_expects_is_not_in_the_request() -> None:
+    (step,) = plan("assert clamp(5, 1, 3) == 271828")
+    assert "271828" not in repr(step.sent())
+
+
+def test_a_literal_is_not_met_by_an_own_class_and_the_message_shows_it(pool: WarmPool) -> None:
+    source = "class A:\n    def __eq__(s, o): return True\n    def __repr__(s): return 'A()'\n"
+    assert message(pool, source, "assert A() == 1") == "assert A() == 1 : got A()"
+
+
+def test_verdicts_do_not_differ_from_run_to_run(pool: WarmPool) -> None:
+    source = "import random\ndef f(): return {'a', 'b', 'c'}, random.random(), object()\n"
+    first = [verdict(pool, source, "assert f() == 1", "assert f()[:2] == 1") for _ in range(3)]
+    with WarmPool(size=1, name="other") as other:
+        first.append(verdict(other, source, "assert f() == 1", "assert f()[:2] == 1"))
+    assert all(report == first[0] for report in first)
+    assert len(first[0].failures) == 2
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.integers() | st.text(), inner)
+        | st.frozensets(st.integers() | st.text())
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PLAIN)
+def test_plain_data_survives_the_pipe(value: object) -> None:
+    import ast
+
+    returned = decode(ast.literal_eval(ascii(encode(value))))
+    assert show(returned) == show(value)
+    assert type(returned) is type(value)
+
+
+def test_speed_is_printed(pool: WarmPool) -> None:
+    codes = [f"assert clamp({n}, 1, 3) == {min(max(n, 1), 3)}" for n in range(5)]
+    started = time.monotonic()
+    for _ in range(50):
+        assert verdict(pool, CLAMP, *codes).passed == 5
+    print(f"\n{50 / (time.monotonic() - started):.0f} lists of 5 checks/s on one sandbox")
