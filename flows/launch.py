@@ -15,6 +15,9 @@ from flows.closing import show_summary
 from flows.recipe import Recipe
 from flows.runs import choose_run, state_of
 from flows.services import prefect_api
+from tasks.paths import RunFolder
+
+DRAIN_SECONDS = 10.0
 
 
 def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
@@ -29,15 +32,28 @@ def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
     check_base(recipe)
     console.print(f"[bold]{run.id}[/] in {run.root}")
     with prefect_api(home, meanwhile=_imports):
-        from flows.post_train import post_train
-
         with progress.shown(console):
-            try:
-                post_train(recipe=recipe, home=str(home), run=str(run.root))
-            except GateHeld:
-                show_summary(run)
-                raise
+            held = _run(recipe, home, run)
     show_summary(run)
+    if held is not None:
+        raise held
+
+
+def _run(recipe: Recipe, home: Path, run: RunFolder) -> GateHeld | None:
+    """The flow; its logs and events have reached the server when this returns."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    from flows.post_train import post_train
+
+    try:
+        post_train(recipe=recipe, home=str(home), run=str(run.root))
+    except GateHeld as held:
+        return held
+    finally:
+        APILogWorker.drain_all(timeout=DRAIN_SECONDS)
+        EventsWorker.drain_all(timeout=DRAIN_SECONDS)
+    return None
 
 
 def check_base(recipe: Recipe) -> None:

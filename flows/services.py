@@ -42,7 +42,8 @@ NO_TELEMETRY = {
 
 CLIENT = {
     "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",  # progress bars and tables are ours; the UI has the logs
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # progress bars and tables are ours; the UI has the logs
+    "TQDM_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }

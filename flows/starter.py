@@ -14,8 +14,8 @@ from data_contracts.records import HORIZONS, Horizon
 from flows import progress
 from tasks.rollout.demonstrations import CARELESS, SKILLED, Demonstration, Habits, demonstrate
 
-SKILLED_DEMONSTRATIONS: dict[Horizon, int] = {"short": 14000, "medium": 4000, "long": 1000}
-CARELESS_DEMONSTRATIONS: dict[Horizon, int] = {"short": 3000, "medium": 600, "long": 150}
+SKILLED_DEMONSTRATIONS: dict[Horizon, int] = {"short": 14000, "medium": 3500, "long": 600}
+CARELESS_DEMONSTRATIONS: dict[Horizon, int] = {"short": 2000, "medium": 300, "long": 60}
 TOKENIZER_TEXTS = 6000
 PROBLEM_SEED = 1_000_000
 """Demonstrations use problems of their own, all on the training side of the split."""
@@ -39,11 +39,11 @@ def build_starter(out: Path, seed: int, config: BuildConfig | None = None) -> Pa
     tokenizer = train_tokenizer((_text(one) for one in skilled[:TOKENIZER_TEXTS]), settings.vocabulary)
     chat, model = Chat(tokenizer), new_model(settings, tokenizer)
     stages = (
-        ("skilled", skilled, settings.skilled_rate, settings.copy_share),
-        ("careless", careless, settings.careless_rate, 0.0),
+        ("skilled", skilled, settings.skilled_rate, settings.copy_share, settings.observed_weight),
+        ("careless", careless, settings.careless_rate, 0.0, 0.0),
     )
-    for name, demonstrations, rate, copy_share in stages:
-        examples = [encode(one, chat) for one in demonstrations]
+    for name, demonstrations, rate, copy_share, observed_weight in stages:
+        examples = [encode(one, chat, observed_weight) for one in demonstrations]
         with progress.stage(f"warm-up: {name}", None) as tick:
             warm_up(
                 model, examples, settings, rate=rate, copy_share=copy_share,
@@ -60,8 +60,8 @@ def _demonstrations(name: str, counts: Mapping[Horizon, int], habits: Habits, se
 
     rng, found = Random(f"{name}/{seed}"), []
     with WarmPool(2) as pool, progress.stage(f"demonstrations: {name}", sum(counts.values())) as tick:
-        for horizon in HORIZONS:
-            for problem in generate(PROBLEM_SEED + seed, "train", horizon, counts.get(horizon, 0)):
+        for horizon in (horizon for horizon in HORIZONS if counts.get(horizon)):
+            for problem in generate(PROBLEM_SEED + seed, "train", horizon, counts[horizon]):
                 found.append(demonstrate(problem, habits, rng, pool))
                 tick()
     return found

@@ -57,6 +57,10 @@ class Prefixes:
         return {side: self.where([s == side for s in sides]) for side in ("train", "calibrate", "test")}
 
 
+class OneSided(ValueError):
+    """There is nothing to learn to tell apart: all outcomes are equal."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
     """Fitted weights; plain arrays, so that a saved probe depends on no library's classes.
@@ -147,16 +151,14 @@ def extract(
 def fit_probe(train: Prefixes, calibrate: Prefixes, *, c: float = 0.05) -> Probe:
     """Fit the logistic probe on one part and the isotonic calibrator on another; a rollout weighs 1 in both.
 
-    Raises ValueError when a part lacks successes or failures, or when the parts share a problem.
+    Raises OneSided when a part lacks successes or failures, ValueError when the parts share a problem.
     """
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
 
     for name, part in (("train", train), ("calibrate", calibrate)):
         if len(set(part.outcomes)) < 2:
-            raise ValueError(
-                f"the {name} part lacks successes or failures: verify more rollouts before fitting a probe"
-            )
+            raise OneSided(f"the {name} part lacks successes or failures: verify more rollouts before fitting a probe")
     if shared := set(train.problem_ids) & set(calibrate.problem_ids):
         raise ValueError(f"{len(shared)} problems are in both parts, {min(shared)} for one: split by problem")
     mean, deviation = train.features.mean(axis=0), train.features.std(axis=0)

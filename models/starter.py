@@ -53,10 +53,11 @@ class StarterConfig(Config):
     heads: int = 4
     kv_heads: int = 2
     initial_std: float = 0.05
-    batch_tokens: int = 6144
+    batch_tokens: int = 4096
     copy_share: float = 0.15
+    observed_weight: float = 0.3
     skilled_rate: float = 3e-3
-    careless_rate: float = 8e-4
+    careless_rate: float = 6e-4
     seed: int = 0
 
 
@@ -69,10 +70,10 @@ class DemonstrationLike(Protocol):
 
 
 class Example(NamedTuple):
-    """Token ids and the mask of those that carry loss, both [T]."""
+    """Token ids and the weight of each in the loss, both [T]."""
 
     ids: list[int]
-    mask: list[int]
+    weights: list[float]
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -97,19 +98,22 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     return fast
 
 
-def encode(demonstration: DemonstrationLike, chat: Chat) -> Example:
-    """A demonstration as the rollouts would have produced it: the same ids, the same mask."""
+def encode(demonstration: DemonstrationLike, chat: Chat, observed_weight: float = 0.0) -> Example:
+    """A demonstration as the rollouts would have produced it: the same ids, weight 1 on what a trained step says.
+
+    `observed_weight` is that of observations: predicting the code that a docstring asks for teaches what repair needs.
+    """
     ids = chat.prompt(demonstration.messages, demonstration.tools)
-    mask = [0] * len(ids)
+    weights = [0.0] * len(ids)
     for step in demonstration.steps:
         completion = chat.completion(step.text)
         ids += completion
-        mask += [int(step.trained)] * len(completion)
+        weights += [float(step.trained)] * len(completion)
         if step.observation:
             observed = chat.observation([step.observation], closed=True)
             ids += observed
-            mask += [0] * len(observed)
-    return Example(ids, mask)
+            weights += [observed_weight] * len(observed)
+    return Example(ids, weights)
 
 
 def new_model(config: StarterConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -151,7 +155,7 @@ def warm_up(
     )
     model.train()
     for step, batch in enumerate(batches):
-        loss = _masked_loss(model, batch)
+        loss = _weighted_loss(model, batch)
         if copy_share:
             loss = loss + copy_share * _copy_loss(model, rng)
         loss.backward()
@@ -187,18 +191,20 @@ def _batches(examples: Sequence[Example], batch_tokens: int, rng: np.random.Gene
     return batches
 
 
-def _masked_loss(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
+def _weighted_loss(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
     length = max(len(e.ids) for e in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)
-    mask = torch.zeros(len(batch), length, dtype=torch.bool)
+    weights = torch.zeros(len(batch), length)
     for row, example in enumerate(batch):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        mask[row, : len(example.mask)] = torch.tensor(example.mask, dtype=torch.bool)
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][mask[:, 1:]]
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden), ids[:, 1:][mask[:, 1:]])
+        weights[row, : len(example.ids)] = torch.tensor(example.weights)
+    kept = weights[:, 1:] > 0
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][kept]
+    losses = torch.nn.functional.cross_entropy(model.lm_head(hidden), ids[:, 1:][kept], reduction="none")
+    return (losses * weights[:, 1:][kept]).sum() / weights[:, 1:].sum()
 
 
-def _copy_loss(model: Qwen3ForCausalLM, rng: np.random.Generator, rows: int = 12, length: int = 48) -> torch.Tensor:
+def _copy_loss(model: Qwen3ForCausalLM, rng: np.random.Generator, rows: int = 8, length: int = 48) -> torch.Tensor:
     """Cross-entropy on the second half of repeated random strings."""
     half = torch.from_numpy(rng.integers(3, model.config.vocab_size, (rows, length)))
     ids = torch.cat([half, half], dim=1)

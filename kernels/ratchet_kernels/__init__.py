@@ -1,7 +1,8 @@
-"""Numerics with one face: hidden states and the head in, log-probabilities and entropies of chosen tokens out."""
+"""Numerics with one face: token log-probabilities and entropies from hidden states, and the fused LoRA layer."""
 
 from __future__ import annotations
 
 from ratchet_kernels.logprobs import TokenLogprobs, token_logprobs
+from ratchet_kernels.lora import lora_linear
 
-__all__ = ["TokenLogprobs", "token_logprobs"]
+__all__ = ["TokenLogprobs", "lora_linear", "token_logprobs"]

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 import uvicorn
@@ -65,18 +65,27 @@ class Gateway:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="gateway", daemon=True)
 
     def __enter__(self) -> Self:
-        self.load(self.routes.champion)
-        self._thread.start()
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise EngineError("the gateway did not start: see the log above")
-            time.sleep(0.005)
+        with ExitStack() as undo:
+            undo.callback(self._close)
+            self.load(self.routes.champion)
+            self._thread.start()
+            self._await_start()
+            undo.pop_all()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{host}:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _await_start(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise EngineError("the gateway did not start: see the log above")
+            time.sleep(0.005)
+
+    def _close(self) -> None:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()

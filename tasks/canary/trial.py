@@ -75,7 +75,8 @@ def run_trial(
     sessions = [LiveSession.model_validate(row) for row in read_jsonl(log).rows]
     jobs = _jobs(problems, config, candidate.release)
     decision = canary_decision(sessions, config)
-    gateway.begin(candidate, decision.share if decision.action == "continue" else 0.0, decision.stage)
+    gateway.begin(candidate, 0.0)
+    _follow(gateway, decision)
     looks: list[Look] = []
 
     def keep(session: LiveSession) -> None:
@@ -117,15 +118,18 @@ def _look(
     stopped = bool(wave) and all(session.status in UNATTRIBUTABLE for session in wave)
     exhausted = len(sessions) >= most
     decision = canary_decision(sessions, config, stopped=stopped, exhausted=exhausted, superseded=superseded)
-    if superseded:
-        return decision
+    if not superseded:
+        _follow(gateway, decision)
+    return decision
+
+
+def _follow(gateway: Gateway, decision: Decision) -> None:
     if decision.action == "continue":
         gateway.routes.move(decision.share, decision.stage)
     elif decision.action == "promote":
         gateway.routes.promote()
     else:
         gateway.routes.end()
-    return decision
 
 
 def _jobs(problems: Sequence[Problem], config: CanaryConfig, release: str) -> list[Job]:

@@ -21,7 +21,8 @@ HELDOUT_SHARE = 0.25
 
 def write_generated(path: Path, split: Literal["train", "heldout"], sizes: Mapping[Horizon, int], seed: int) -> int:
     """Write `sizes` generated problems per horizon to `path` (.jsonl), whole or not at all; how many they are."""
-    problems = [problem for horizon in HORIZONS for problem in generate(seed, split, horizon, sizes.get(horizon, 0))]
+    wanted = [horizon for horizon in HORIZONS if sizes.get(horizon)]
+    problems = [problem for horizon in wanted for problem in generate(seed, split, horizon, sizes[horizon])]
     write_problems(path, problems)
     return len(problems)
 

@@ -9,10 +9,11 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.gates import Gate
+from data_contracts.gates import Gate, Verdict
 from data_contracts.problems import read_pack
 from data_contracts.records import Trajectory
 from data_contracts.store import read_segments, read_trajectories, write_json, write_trajectories
+from models.reward_model import OneSided
 from tasks.reward.calibration import calibration_gate
 from tasks.reward.config import ProbeConfig, RewardConfig
 from tasks.reward.probe import choose_rollouts, fit_and_measure
@@ -39,10 +40,16 @@ def verify_rollouts(
 def fit_reward_model(
     trajectories: list[Path], segments: list[Path], model: Any, folder: Path, config: ProbeConfig
 ) -> list[Gate]:
-    """Fit the probe on verified rollouts, write probe.joblib and calibration.json to `folder`; return its gates."""
+    """Fit the probe on verified rollouts, write probe.joblib and calibration.json to `folder`; return its gates.
+
+    Rollouts whose outcomes are all equal leave no file and an INCONCLUSIVE gate.
+    """
     rollouts = choose_rollouts([t for path in trajectories for t in read_trajectories(path)], config)
     tokens = [segment for path in segments for segment in read_segments(path)]
-    probe, report = fit_and_measure(model, rollouts, tokens, config)
+    try:
+        probe, report = fit_and_measure(model, rollouts, tokens, config)
+    except OneSided as error:
+        return [Gate(name="reward.ece", verdict=Verdict.INCONCLUSIVE, reason=str(error), evidence={"n": len(rollouts)})]
     probe.save(folder / "probe.joblib")
     write_json(folder / "calibration.json", {"digest": probe.digest, **report.model_dump(mode="json")})
     return calibration_gate(report, config)

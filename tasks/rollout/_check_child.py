@@ -20,7 +20,8 @@ from _blake2 import blake2b
 from _thread import get_ident
 from collections.abc import Callable
 from os import stat, write
-from types import FrameType, TracebackType
+from sys import _getframe
+from types import TracebackType
 from typing import Any
 
 from tasks.rollout._warm_io import FOLDER
@@ -55,16 +56,16 @@ _REACHES = frozenset(
         "sys.settrace",
     }
 )
-_VOUCHED = frozenset(  # (module, function): they look at a caller's name or line, and hand no frame on
-    {
-        ("asyncio.coroutines", "_format_coroutine"),
-        ("collections", "namedtuple"),
-        ("typing", "_caller"),
-        ("enum", "_create_"),
-        ("logging", "findCaller"),
-        ("traceback", "_extract_from_extended_frame_gen"),
-    }
-)
+_REFUSED: dict[str, type[Exception]] = {  # these do without what they reach for when told so, and nothing is reported
+    "asyncio.coroutines:_format_coroutine": AttributeError,
+    "collections:namedtuple": ValueError,
+    "enum:EnumType._create_": ValueError,
+    "typing:_caller": ValueError,
+}
+_FRAMELESS: dict[str, dict[str, Any]] = {  # honest logs and tracebacks go without callers' lines: they need frames
+    "logging": {"_srcfile": None},
+    "traceback": {"_walk_tb_with_full_positions": lambda _: iter(())},
+}
 _OWN = globals()
 _PROC = stat("/proc").st_dev if sys.platform == "linux" else -1
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
@@ -72,7 +73,7 @@ _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 Send = Callable[[dict[str, Any]], None]
 Error = dict[str, Any]
 _saved: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
-_names: dict[int, str] = {}
+_refused: dict[int, type[Exception]] = {}
 
 
 def remember_modules() -> None:
@@ -81,7 +82,10 @@ def remember_modules() -> None:
         ours = name in ("sys", "__main__") or name.partition(".")[0] == "tasks"
         if not ours and type(vars(module)) is dict:  # typing puts classes into sys.modules
             _saved[name] = (module, vars(module), dict(vars(module)))
-            _names[id(vars(module))] = name
+    for place, error in _REFUSED.items():
+        name, _, path = place.partition(":")
+        if name in sys.modules:
+            _refused[id(operator.attrgetter(path + ".__code__")(sys.modules[name]))] = error
 
 
 def run_checks(request: dict[str, Any], fd: int) -> None:
@@ -94,6 +98,10 @@ def run_checks(request: dict[str, Any], fd: int) -> None:
         for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
             del sys.modules[loaded]  # the problem's own module goes before a standard one of its name
             _saved.pop(loaded, None)
+    for name, values in _FRAMELESS.items():
+        if name in _saved:
+            _saved[name][2].update(values)
+            _restore(name)
     sys.path.insert(0, FOLDER)
     sys.addaudithook(_hook(send))
     names: dict[str, Any] = {"__builtins__": dict(vars(builtins)), "__name__": "__check__"}
@@ -148,7 +156,10 @@ def _hook(send: Send) -> Callable[[str, tuple[Any, ...]], None]:
             return
         inside = get_ident()
         try:
-            if not _vouched(sys._getframe(1)):
+            frame = _getframe(1)
+            if id(frame.f_code) in _refused:
+                raise _refused[id(frame.f_code)]("frames are not to be had in a check")
+            if frame.f_globals is not _OWN:
                 send({"reach": event})
         finally:
             inside = None
@@ -175,18 +186,6 @@ def _is_process_file(path: object) -> bool:
         return stat(path).st_dev == _PROC
     except (OSError, ValueError):
         return False
-
-
-def _vouched(frame: FrameType | None) -> bool:
-    """Whether a reach comes from one of the library's own functions that keep a frame to themselves."""
-    for _ in range(2):
-        module = None if frame is None else _names.get(id(frame.f_globals))
-        if frame is None or module is None:
-            return frame is not None and frame.f_globals is _OWN
-        if (module, frame.f_code.co_name) in _VOUCHED:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Error | None]:

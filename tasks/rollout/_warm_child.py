@@ -6,12 +6,12 @@ Standard library only.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # not `signal`: its enums are pages each fork would have to copy
 import atexit
 import builtins
 import os
 import resource
 import runpy
-import signal
 import sys
 import traceback
 import types
@@ -26,6 +26,8 @@ AT_FORK: list[dict[str, Any]] = []
 _FILE_BYTES = 16 * 2**20
 _OPEN_FILES = 128
 _THREADS = 64
+_COUNTS_INSIDE = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14)
+"""Whether the kernel counts RLIMIT_NPROC per namespace; older ones count all of the user's processes."""
 _REPORT = 3
 _SELF = (__file__, "<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 
@@ -35,7 +37,7 @@ def run_child(request: dict[str, Any], ends: dict[str, int], base_bytes: int) ->
     code = 70
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _descriptors(ends)
         _limits(request["seconds"], request["memory_mb"], base_bytes)
         os.chdir(FOLDER)
@@ -65,10 +67,6 @@ def _descriptors(ends: dict[str, int]) -> None:
     if "report" in ends:
         os.dup2(ends["report"], _REPORT, inheritable=False)
     os.closerange(_REPORT + ("report" in ends), _OPEN_FILES)
-    lax: dict[str, Any] = {"mode": "w", "encoding": "utf-8", "errors": "backslashreplace", "closefd": False}
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- open for the process's life
-    sys.stdout = open(1, **lax)  # noqa: SIM115
-    sys.stderr = open(2, **lax, buffering=1)  # noqa: SIM115
 
 
 def _limits(seconds: float, memory_mb: int, base_bytes: int) -> None:
@@ -79,8 +77,8 @@ def _limits(seconds: float, memory_mb: int, base_bytes: int) -> None:
         resource.RLIMIT_FSIZE: _FILE_BYTES,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
     }
-    if tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (5, 14):
-        limits[resource.RLIMIT_NPROC] = _THREADS  # before 5.14 it counts the user's processes outside too
+    if _COUNTS_INSIDE:
+        limits[resource.RLIMIT_NPROC] = _THREADS
     for name, value in limits.items():
         resource.setrlimit(name, (value, value))
 

@@ -46,7 +46,7 @@ class Habits(NamedTuple):
     train_on_mistakes: bool
 
 
-SKILLED = Habits(wrong_edit=0.35, test=1.0, give_up=0.0, train_on_mistakes=False)
+SKILLED = Habits(wrong_edit=0.25, test=1.0, give_up=0.0, train_on_mistakes=False)
 CARELESS = Habits(wrong_edit=0.45, test=0.35, give_up=0.7, train_on_mistakes=True)
 
 

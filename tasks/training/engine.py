@@ -26,6 +26,7 @@ from models.policy import Base, adapter_state, publish_folder, trainable_policy,
 from ratchet_kernels import TokenLogprobs, token_logprobs
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
+from tasks.training.fused import fuse_lora
 from tasks.training.packing import Packed
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class TrainingEngine:
         self.skipped_in_a_row = 0
         policy = trainable_policy(base, adapter)
         self.lora_config = policy.peft_config["default"]
+        if config.zero_stage < 3:
+            fuse_lora(policy)
         self._scorer = PolicyScorer(policy, config.temperature)
         self._engine = _initialize(self._scorer, config)
         self.device = self._engine.device

@@ -85,9 +85,7 @@ def train(engine: TrainingEngine, batch: Batch, step: int) -> Tally:
     config = engine.config
     tally = Tally()
     for epoch in range(config.epochs):
-        for part in minibatches(
-            batch.segments, config.minibatches, seed=config.seed, iteration=step, epoch=epoch
-        ):
+        for part in minibatches(batch.segments, config.minibatches, seed=config.seed, iteration=step, epoch=epoch):
             _take_step(engine, batch, part, config.learning_rate_at(step), tally)
     return tally
 

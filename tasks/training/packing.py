@@ -65,7 +65,9 @@ def has_signal(segment: Segment) -> bool:
     """Whether any sampled token has an advantage other than zero (NaN counts: it must be seen, not skipped)."""
     if segment.advantages is None:
         raise ValueError(f"segment {segment.trajectory_id}/{segment.index} has no advantages: assign credit first")
-    return any(sampled and advantage != 0 for sampled, advantage in zip(segment.loss_mask, segment.advantages, strict=True))
+    return any(
+        sampled and advantage != 0 for sampled, advantage in zip(segment.loss_mask, segment.advantages, strict=True)
+    )
 
 
 def minibatches(segments: Sequence[Segment], count: int, *, seed: int, iteration: int, epoch: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -239,10 +240,19 @@ def test_weights_other_than_the_releases_are_never_served(
     engine.digests["policy-00001"] = "other"
     reply = ask(gateway, "s")
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "wrong_weights")
-    engine.digests["policy-00002"] = "other"
+    engine.digests["policy-00001"], engine.digests["policy-00002"] = "digest-1", "other"
     with pytest.raises(EngineError, match="release-2 pins weights digest-2"):
         gateway.begin(candidate, 0.5)
     assert gateway.routes.candidate is None
+
+
+def test_a_champion_that_is_not_what_it_pins_never_opens_the_gateway(open_gateway: Open, scripted: Scripted) -> None:
+    engine = scripted(lambda version, session, turn: "x")
+    engine.digests["policy-00001"] = "other"
+    before = {thread.name for thread in threading.enumerate()}
+    with pytest.raises(EngineError, match="release-1 pins weights digest-1"):
+        open_gateway(engine)
+    assert {thread.name for thread in threading.enumerate()} == before
 
 
 def test_a_request_sent_again_is_answered_as_before_and_sampled_once(

@@ -148,6 +148,13 @@ def test_first_champion_then_a_candidate_that_must_pass(tmp_path: Path) -> None:
     assert release.versions == {"base": 1, "policy": 2}
     assert registry.champion() == first, "publishing moves nothing"
 
+    from tasks.release import steps
+
+    assert steps.judge.fn(*table(30, 5, 65), CONFIG) == good
+    assert steps.publish.fn(registry, candidate, [good]).version == 2
+    assert steps.bootstrap.fn(registry, candidate) == first
+    assert steps.reconcile.fn(registry) == 0
+
 
 def test_config_refuses_what_it_does_not_know() -> None:
     for wrong in ({"name": "a/b"}, {"min_gain": 2}, {"minimum_pairs": 0}, {"minmum_pairs": 10}):

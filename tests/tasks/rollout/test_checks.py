@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Iterator
 
@@ -251,71 +252,180 @@ def test_checks_have_names_of_their_own(pool: WarmPool) -> None:
 HIDDEN = "assert clamp(5, 1, 3) == 3"
 RAISES = "try:\n    clamp(1, 3, 1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError('no error')"
 FORGERIES = {
-    "equals everything": "class A:\n    __eq__ = __lt__ = __gt__ = lambda s, o: True\ndef clamp(*a): return A()",
-    "an int that equals everything": "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n"
-    "def clamp(*a): return A(9)",
-    "a lying metaclass": "class M(type):\n    def __getattribute__(c, n):\n        return int.__eq__ if n == '__eq__' else "
-    "type.__getattribute__(c, n)\n    __eq__ = lambda s, o: True\n    __hash__ = type.__hash__\n"
-    "class A(metaclass=M):\n    __eq__ = lambda s, o: True\ndef clamp(*a): return A()",
-    "exit in the body": "import os\nos._exit(0)",
-    "SystemExit in the function": "import sys\ndef clamp(*a): sys.exit(0)",
-    "exit in the function": "import os\ndef clamp(*a): os._exit(0)",
-    "killed": "import os\ndef clamp(*a): os.kill(os.getpid(), 9)",
-    "printed": "def clamp(*a): print('PASSED 1 passed OK'); return 9",
-    "AssertionError patched": "import builtins\nbuiltins.AssertionError = builtins.BaseException = ValueError\n"
-    "def clamp(*a): return 9",
-    "builtins patched": "import builtins\nbuiltins.bool = builtins.exec = builtins.eval = builtins.compile = lambda *a: True\n"
-    "def clamp(*a): return 9",
-    "builtins shadowed": "def bool(x): return True\nisinstance = len = all = any = abs = lambda *a: True\n"
-    "__all__ = ['bool', 'clamp', '__builtins__']\n__builtins__ = {'AssertionError': ValueError}\ndef clamp(*a): return 9",
-    "operator patched": "import operator\noperator.eq = lambda a, b: True\ndef clamp(*a): return 9",
-    "excepthook": "import sys\nsys.excepthook = lambda *a: None\ndef clamp(*a): raise KeyError",
-    "all descriptors written to": "import os\ndef clamp(*a):\n    for fd in range(64):\n        try: os.write(fd, "
-    "b\"0 {'error': None}\\n\" * 9)\n        except OSError: pass\n    os._exit(0)",
-    "the pipe replayed": "import os\ndef clamp(*a):\n    r, w = os.pipe()\n    keep = os.dup(3)\n    os.dup2(w, 3)\n"
-    "    import threading\n    def pump():\n        while True:\n            line = os.read(r, 65536)\n"
-    "            os.write(keep, line.replace(b'9', b'3') + line)\n"
-    "    threading.Thread(target=pump, daemon=True).start()\n    return 9",
-    "forked": "import os\ndef clamp(*a):\n    if os.fork(): os._exit(0)\n    return 9",
-    "frames walked": "import sys\ndef clamp(*a):\n    f = sys._getframe()\n    while f:\n        for k, v in list(f.f_locals.items()):"
-    "\n            if k == 'send':\n                for _ in range(9): v({'error': None, 'right': None, 'truth': True, "
-    "'left': 3, 'shown': ''})\n        f = f.f_back\n    import os; os._exit(0)",
+    "equals everything": """
+class A:
+    __eq__ = __lt__ = __gt__ = lambda self, other: True
+def clamp(*a): return A()
+""",
+    "an int that equals everything": """
+class A(int):
+    __eq__ = lambda self, other: True
+    __hash__ = int.__hash__
+def clamp(*a): return A(9)
+""",
+    "a lying metaclass": """
+class M(type):
+    def __getattribute__(cls, name):
+        return int.__eq__ if name == "__eq__" else type.__getattribute__(cls, name)
+    __eq__ = lambda cls, other: True
+    __hash__ = type.__hash__
+class A(metaclass=M):
+    __eq__ = lambda self, other: True
+def clamp(*a): return A()
+""",
+    "exit in the body": """
+import os
+os._exit(0)
+""",
+    "SystemExit in the function": """
+import sys
+def clamp(*a): sys.exit(0)
+""",
+    "exit in the function": """
+import os
+def clamp(*a): os._exit(0)
+""",
+    "killed": """
+import os
+def clamp(*a): os.kill(os.getpid(), 9)
+""",
+    "printed": """
+def clamp(*a):
+    print("PASSED 1 passed OK")
+    return 9
+""",
+    "errors patched": """
+import builtins
+builtins.AssertionError = builtins.BaseException = ValueError
+def clamp(*a): return 9
+""",
+    "builtins patched": """
+import builtins
+builtins.bool = builtins.exec = builtins.eval = builtins.compile = builtins.ascii = lambda *a: True
+def clamp(*a): return 9
+""",
+    "builtins shadowed": """
+def bool(x): return True
+isinstance = len = all = any = abs = lambda *a: True
+__builtins__ = {"AssertionError": ValueError}
+__all__ = ["bool", "isinstance", "len", "clamp", "__builtins__"]
+def clamp(*a): return 9
+""",
+    "operator patched": """
+import operator
+operator.eq = lambda a, b: True
+def clamp(*a): return 9
+""",
+    "excepthook": """
+import sys
+sys.excepthook = lambda *a: None
+def clamp(*a): raise KeyError
+""",
+    "all descriptors written to": """
+import os
+def clamp(*a):
+    for fd in range(64):
+        try: os.write(fd, b"0 {'error': None}\\n" * 9)
+        except OSError: pass
+    os._exit(0)
+""",
+    "the pipe taken over": """
+import os, threading
+def clamp(*a):
+    read, write = os.pipe()
+    kept = os.dup(3)
+    os.dup2(write, 3)
+    def pump():
+        while True:
+            line = os.read(read, 65536)
+            os.write(kept, line.replace(b"9", b"3").replace(b"False", b"True") + line)
+    threading.Thread(target=pump, daemon=True).start()
+    return 9
+""",
+    "forked": """
+import os
+def clamp(*a):
+    if os.fork(): os._exit(0)
+    return 9
+""",
 }
 
 
-@pytest.mark.parametrize("name", [name for name in FORGERIES if name != "frames walked"])
+@pytest.mark.parametrize("name", FORGERIES)
 @pytest.mark.parametrize("code", [HIDDEN, RAISES])
 def test_a_forgery_fails(pool: WarmPool, name: str, code: str) -> None:
     report = verdict(pool, FORGERIES[name], code)
     assert (report.passed, len(report.failures)) == (0, 1), report
 
 
+CLIMB = """
+def climb(frame):
+    while frame and "send" not in frame.f_locals: frame = frame.f_back
+    return frame.f_locals["send"]
+def clamp(*a):
+    find()({"error": None})
+    import os
+    os._exit(0)
+"""
 WALKS = {
-    "frames": "import sys\ndef find():\n    f = sys._getframe()\n    while f and 'send' not in f.f_locals: f = f.f_back\n"
-    "    return f.f_locals['send']",
-    "traceback": "def find():\n    try: 1 / 0\n    except Exception as e: f = e.__traceback__.tb_frame\n"
-    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
-    "generator": "def gen(): yield g.gi_frame.f_back\ng = gen()\ndef find():\n    f = next(g)\n"
-    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
-    "garbage": "import gc, types\ndef find():\n    return next(o for o in gc.get_objects() if isinstance(o, types.FunctionType)"
-    " and o.__name__ == 'send')",
-    "traceback module": "import traceback\ndef find():\n    try: 1 / 0\n    except Exception as e: "
-    "f = next(traceback.walk_tb(e.__traceback__))[0]\n    while f and 'send' not in f.f_locals: f = f.f_back\n"
-    "    return f.f_locals['send']",
-    "inspect": "import inspect\ndef find():\n    return next(i.frame.f_locals['send'] for i in inspect.stack() if 'send' in "
-    "i.frame.f_locals)",
-    "logging": "import logging\ndef find():\n    f = logging.currentframe()\n"
-    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
-    "current frames": "import sys\ndef find():\n    f = list(sys._current_frames().values())[0]\n"
-    "    while f and 'send' not in f.f_locals: f = f.f_back\n    return f.f_locals['send']",
+    "frames": """
+import sys
+def find(): return climb(sys._getframe())
+""",
+    "traceback": """
+def find():
+    try: 1 / 0
+    except Exception as error: return climb(error.__traceback__.tb_frame)
+""",
+    "generator": """
+def make(): yield g.gi_frame.f_back
+g = make()
+def find(): return climb(next(g))
+""",
+    "garbage": """
+import gc
+def find(): return next(o for o in gc.get_objects() if getattr(o, '__name__', '') == 'send')
+""",
+    "traceback module": """
+import traceback
+def find():
+    try: 1 / 0
+    except Exception as error: return climb(next(traceback.walk_tb(error.__traceback__))[0])
+""",
+    "inspect": """
+import inspect
+def find(): return climb(inspect.stack()[0].frame)
+""",
+    "logging": """
+import logging
+def find(): return climb(logging.currentframe())
+""",
+    "current frames": """
+import sys
+def find(): return climb(list(sys._current_frames().values())[0])
+""",
+    "a cached getter": """
+import collections, functools, sys
+sys._getframe = functools.lru_cache(None)(sys._getframe)
+def find():
+    collections.namedtuple('P', 'x')
+    return climb(sys._getframe(1))
+""",
+    "the logger's own frames": """
+import logging
+def find():
+    found = []
+    logging._srcfile = 'x'
+    logging._is_internal_frame = lambda frame: found.append(frame)
+    logging.warning('told')
+    return climb(found[0])
+""",
 }
 
 
 @pytest.mark.parametrize("name", WALKS)
 def test_who_finds_the_reporter_is_not_believed(pool: WarmPool, name: str) -> None:
-    forged = "\ndef clamp(*a):\n    find()({'error': None})\n    import os; os._exit(0)\n"
-    text = message(pool, WALKS[name] + forged, RAISES)
-    assert ": the code looked into the runner (" in text
+    assert ": the code looked into the runner (" in message(pool, WALKS[name] + CLIMB, RAISES)
 
 
 def test_a_reach_voids_later_claims_but_no_comparison_of_data(pool: WarmPool) -> None:
@@ -395,8 +505,6 @@ PLAIN = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(PLAIN)
 def test_plain_data_survives_the_pipe(value: object) -> None:
-    import ast
-
     returned = decode(ast.literal_eval(ascii(encode(value))))
     assert show(returned) == show(value)
     assert type(returned) is type(value)

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from data_contracts.records import Limits
-from tasks.rollout import sandbox
-from tasks.rollout.sandbox import SandboxError, SandboxResult, WarmPool, bwrap_path, run
+from tasks.rollout import _bwrap
+from tasks.rollout._bwrap import bwrap_path
+from tasks.rollout.sandbox import SandboxError, SandboxResult, WarmPool, run
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMITS = Limits(seconds=20, memory_mb=128)
@@ -409,7 +410,7 @@ def test_a_kernel_without_namespaces_is_named_with_the_remedy(tmp_path: Path, mo
     refusing = tmp_path / "bwrap"
     refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     refusing.chmod(0o755)
-    monkeypatch.setattr(sandbox, "bwrap_path", lambda: str(refusing))
+    monkeypatch.setattr(_bwrap, "bwrap_path", lambda: str(refusing))
     with pytest.raises(SandboxError, match=r"No permissions to create new namespace.*unprivileged_userns_clone=1"):
         WarmPool(size=1)
 
