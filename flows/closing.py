@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -43,9 +44,9 @@ def show_summary(
 
 def _success(summary: dict[str, Any]) -> Table:
     how = summary["mode"] if summary["mode"] == "greedy" else f"sampled at temperature {summary['temperature']:g}"
-    table = Table(title=f"verified success on held-out problems, {how}", title_justify="left")
-    for column in ("horizon", "n", "before", "95 %", "after", "95 %", "change", "greedy"):
-        table.add_column(column, justify="left" if column == "horizon" else "right")
+    table = Table(title=f"verified success on held-out problems, {how}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("horizon", "n", "before", "95% in", "after", "95% in", "change", "greedy"):
+        table.add_column(column, justify="left" if column == "horizon" else "right", no_wrap=True)
     before, after = summary["success"]["before"], summary["success"]["after"]
     for part in PARTS:
         a, b = before.get(part), after.get(part)
@@ -62,7 +63,7 @@ def _figures(part: dict[str, Any] | None) -> tuple[str, str]:
     if not part or part["rate"] is None:
         return "-", "-"
     low, high = part["interval"]
-    return f"{part['rate']:.1%}", f"{low:.1%} .. {high:.1%}"
+    return f"{part['rate']:.1%}", f"{100 * low:.0f} to {100 * high:.0f}"
 
 
 def _change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> str:
@@ -75,11 +76,11 @@ def _change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> str:
 
 def _greedy(summary: dict[str, Any], part: str) -> str:
     found = [summary["success_greedy"][side].get(part) for side in ("before", "after")]
-    return " → ".join("-" if not one or one["rate"] is None else f"{one['rate']:.1%}" for one in found)
+    return " → ".join("-" if not one or one["rate"] is None else f"{one['rate']:.0%}" for one in found)
 
 
 def _gates(summary: dict[str, Any]) -> Table:
-    table = Table(title="gates", title_justify="left", show_lines=False)
+    table = Table(title="gates", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("gate", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("what it saw")

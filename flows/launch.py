@@ -17,7 +17,7 @@ from flows.runs import choose_run, state_of
 from flows.services import prefect_api
 from tasks.paths import RunFolder
 
-DRAIN_SECONDS = 10.0
+DRAIN_SECONDS = 60.0
 
 
 def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
@@ -31,9 +31,8 @@ def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
         return
     check_base(recipe)
     console.print(f"[bold]{run.id}[/] in {run.root}")
-    with prefect_api(home, meanwhile=_imports):
-        with progress.shown(console):
-            held = _run(recipe, home, run)
+    with prefect_api(home, meanwhile=_imports), progress.shown(console):
+        held = _run(recipe, home, run)
     show_summary(run)
     if held is not None:
         raise held

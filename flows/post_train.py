@@ -61,6 +61,7 @@ def _stages(run: str) -> GateHeld | None:
     with at_work(run) as (bench, recipe):
         bench.trainer  # noqa: B018 - its imports take as long as everything up to the first batch
         record_start(bench, recipe)
+        bench.champion()  # one that rests on another base is refused before anything is spent
         try:
             curriculum(run)
             evaluation(run, "before")

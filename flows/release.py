@@ -10,7 +10,7 @@ from pathlib import Path
 from prefect import flow
 
 from data_contracts.contract import load_contract
-from data_contracts.gates import Gate
+from data_contracts.gates import Gate, require
 from data_contracts.store import read_json, read_trajectories, write_json
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
@@ -35,6 +35,7 @@ def release(run: str) -> None:
             verdict = judge(_outcomes(bench, against(bench)), _outcomes(bench, "after"), recipe.release)
             gates = _evidence(bench, keep_gates(bench.run, "release", [verdict]))
             show_table("release-gates", gate_rows(gates), "May this policy be released?")
+            require(*gates)  # here, since the task's retries are for MLflow, not for a verdict
             candidate = publish(bench.registry, _bundle(bench, recipe, recipe.iterations), gates)
             write_json(bench.run.release, candidate.summary() | {"compared_with": champion})
 

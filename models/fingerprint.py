@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 
 def digest_folder(path: Path | str) -> str:
-    """Return the sha256 (hex) of an adapter's or model's weights: each `*.safetensors` name and bytes, in order of name.
+    """Return the sha256 (hex) of an adapter's or model's weights: name and bytes of each `*.safetensors`, by name.
 
     The adapter's configuration is part of it (rank and scale change what the weights compute), in a canonical form
     without the base's path: moving a run to another folder changes no digest. A folder without weights is a UserError.

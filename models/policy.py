@@ -70,7 +70,7 @@ def _load_parts(folder: Path) -> tuple[Any, Any]:
 
 
 def init_adapter(base: Base, spec: LoraSpec, out: Path, seed: int) -> Path:
-    """Write a fresh adapter to `out`: A drawn from `seed`, B zero, so that it computes exactly what the base computes."""
+    """Write a fresh adapter to `out`: A drawn from `seed`, B zero, so that it equals the base."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -102,7 +102,7 @@ def merged_model(base: Base, adapter: Path | None) -> PreTrainedModel:
 
 
 def trainable_policy(base: Base, adapter: Path) -> PeftModel:
-    """Return the base with the adapter beside its weights, only the adapter trainable (float32). Shares base weights."""
+    """Return the base with the adapter beside its weights, which it shares; only the adapter trains (float32)."""
     from peft import PeftModel
 
     _require_adapter(adapter)

@@ -67,7 +67,8 @@ def _sum_if(rng: Random, name: str) -> Function:
     xs, x, total = rng.choice(LISTS), rng.choice(ELEMENTS), rng.choice(TOTALS)
     cond, value, start = _condition(rng, x), _value(rng, x), rng.choice((0, 0, _constant(rng)))
     body = f"{total} = {start}\nfor {x} in {xs}:\n    if {cond}:\n        {total} += {value}\nreturn {total}"
-    return Function(name, _write(name, xs, f"{start} plus the sum of {value} for {x} in {xs} if {cond}", body), ("items",))
+    doc = f"{start} plus the sum of {value} for {x} in {xs} if {cond}"
+    return Function(name, _write(name, xs, doc, body), ("items",))
 
 
 def _count_if(rng: Random, name: str) -> Function:
@@ -88,7 +89,8 @@ def _clamp(rng: Random, name: str) -> Function:
     v, low, gap = rng.choice(SCALARS), rng.randint(0, 5), rng.randint(2, 7)
     value, high = _value(rng, v), low + gap
     body = f"if {v} < {low}:\n    return {low}\nif {v} > {high}:\n    return {high}\nreturn {value}"
-    return Function(name, _write(name, v, f"{low} if {v} < {low}, {high} if {v} > {high}, else {value}", body), ("int",))
+    doc = f"{low} if {v} < {low}, {high} if {v} > {high}, else {value}"
+    return Function(name, _write(name, v, doc, body), ("int",))
 
 
 def _arithmetic(rng: Random, name: str) -> Function:
@@ -121,7 +123,8 @@ def _piecewise(rng: Random, name: str) -> Function:
 def _zip_sum(rng: Random, name: str) -> Function:
     (xs, ys), (a, b), out = rng.sample(LISTS, 2), rng.sample(SCALARS, 2), rng.choice(TOTALS)
     join, k, cond = rng.choice("+-*"), _constant(rng), _condition(rng, a)
-    body = f"{out} = []\nfor {a}, {b} in zip({xs}, {ys}):\n    if {cond}:\n        {out}.append({a} {join} {b} + {k})\nreturn {out}"
+    loop = f"for {a}, {b} in zip({xs}, {ys}):\n    if {cond}:\n        {out}.append({a} {join} {b} + {k})"
+    body = f"{out} = []\n{loop}\nreturn {out}"
     doc = f"list of {a} {join} {b} + {k} for {a}, {b} in zip({xs}, {ys}) if {cond}"
     return Function(name, _write(name, f"{xs}, {ys}", doc, body), ("items", "items"))
 
@@ -135,7 +138,8 @@ def _range_fold(rng: Random, name: str) -> Function:
 
 
 def _text_cut(rng: Random, name: str) -> Function:
-    s, cut, times, end = rng.choice(TEXTS), rng.randint(1, 4), rng.randint(2, 4), rng.choice(("upper", "lower", "title"))
+    s, cut, times = rng.choice(TEXTS), rng.randint(1, 4), rng.randint(2, 4)
+    end = rng.choice(("upper", "lower", "title"))
     mark = rng.choice("-_.!?")
     body = f"head = {s}[:{cut}]\ntail = {s}[{cut}:].{end}()\nreturn head * {times} + '{mark}' + tail"
     doc = f"{s}[:{cut}] * {times} + '{mark}' + {s}[{cut}:].{end}()"
@@ -146,14 +150,16 @@ def _text_count(rng: Random, name: str) -> Function:
     s, total, letter = rng.choice(TEXTS), rng.choice(TOTALS), rng.choice("abcdeost")
     step, other = rng.randint(1, 4), rng.randint(1, 5)
     body = f"{total} = {other}\nfor ch in {s}:\n    if ch == '{letter}':\n        {total} += {step}\nreturn {total}"
-    return Function(name, _write(name, s, f"{other} plus {step} for each ch in {s} if ch == '{letter}'", body), ("text",))
+    doc = f"{other} plus {step} for each ch in {s} if ch == '{letter}'"
+    return Function(name, _write(name, s, doc, body), ("text",))
 
 
 def _extreme(rng: Random, name: str) -> Function:
     xs, x, best = rng.choice(LISTS), rng.choice(ELEMENTS), rng.choice(TOTALS)
     start, value, compare = rng.randint(-4, 6), _value(rng, x), rng.choice("<>")
     word = "largest" if compare == ">" else "smallest"
-    body = f"{best} = {start}\nfor {x} in {xs}:\n    if {value} {compare} {best}:\n        {best} = {value}\nreturn {best}"
+    loop = f"for {x} in {xs}:\n    if {value} {compare} {best}:\n        {best} = {value}"
+    body = f"{best} = {start}\n{loop}\nreturn {best}"
     return Function(name, _write(name, xs, f"{word} of {start} and {value} for {x} in {xs}", body), ("items",))
 
 

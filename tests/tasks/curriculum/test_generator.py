@@ -69,5 +69,6 @@ def test_bugs_change_one_line_below_the_docstring() -> None:
     assert kinds == {"operator", "constant", "variable"}
     for bug in bugs_of(source):
         ast.parse(apply(source, bug))
-        changed = [i for i, (a, b) in enumerate(zip(source.splitlines(), apply(source, bug).splitlines())) if a != b]
+        pairs = zip(source.splitlines(), apply(source, bug).splitlines(), strict=True)
+        changed = [i for i, (right, wrong) in enumerate(pairs) if right != wrong]
         assert changed == [bug.line] and bug.line >= 2

@@ -23,9 +23,13 @@ def pool():
 
 def session(pool, **changes):
     fields = {
-        "id": "p1", "prompt": "Fix it.", "files": {"main.py": SOURCE}, "solution": {"main.py": SOURCE.replace("-", "+")},
-        "visible": [Check(name="v", code="assert add(1, 2) == 3")], "hidden": [Check(name="h", code="assert add(2, 2) == 4")],
-    }  # fmt: skip
+        "id": "p1",
+        "prompt": "Fix it.",
+        "files": {"main.py": SOURCE},
+        "solution": {"main.py": SOURCE.replace("-", "+")},
+        "visible": [Check(name="v", code="assert add(1, 2) == 3")],
+        "hidden": [Check(name="h", code="assert add(2, 2) == 4")],
+    }
     return open_session(Problem(**(fields | changes)), pool)
 
 
@@ -83,14 +87,17 @@ def test_an_endless_loop_ends_at_the_limit(pool) -> None:
     assert call(s, "test").text.startswith("0 of 1 pass")
 
 
-def test_the_skilled_expert_solves_and_stays_on_the_train_side(pool) -> None:
-    problems = generate(5, "train", "short", 12) + generate(5, "train", "long", 4)
+def test_the_skilled_expert_reads_recovers_and_hands_in_what_passes(pool) -> None:
+    problems = generate(5, "train", "short", 16)
+    mistakes = solved = 0
     for problem in problems:
         shown = demonstrate(problem, SKILLED, Random(problem.id), pool)
-        assert shown.steps[0].text.count('"read"') == 1 and '"submit"' in shown.steps[-1].text
-        assert f"{len(problem.visible)} of {len(problem.visible)} pass" == shown.steps[-2].observation
-        assert any(not step.trained for step in shown.steps) or len(shown.steps) >= 4
+        assert '"read"' in shown.steps[0].text and '"submit"' in shown.steps[-1].text
+        solved += shown.steps[-2].observation == f"{len(problem.visible)} of {len(problem.visible)} pass"
+        mistakes += sum(not step.trained for step in shown.steps)
         assert all_on(problem.files[FILE], "train")
+    assert solved >= 14, "only two mistakes in a row leave no turn to recover"
+    assert 0 < mistakes < 16, "mistakes are shown, without loss on them"
 
 
 def test_the_careless_expert_often_submits_untested(pool) -> None:
