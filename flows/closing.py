@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tasks.paths import RunFolder
@@ -85,7 +86,7 @@ def _gates(summary: dict[str, Any]) -> Table:
     table.add_column("verdict", no_wrap=True)
     table.add_column("what it saw")
     for gate in summary["gates"]:
-        table.add_row(gate["name"], VERDICT[gate["verdict"]], gate["reason"])
+        table.add_row(gate["name"], VERDICT[gate["verdict"]], escape(gate["reason"]))
     return table
 
 
@@ -93,7 +94,7 @@ def _release(summary: dict[str, Any]) -> str:
     release = summary["release"]
     if release is None:
         held = summary["held"]
-        return f"[yellow]no release[/]: {held['name']}: {held['reason']}" if held else "no release"
+        return f"[yellow]no release[/]: {held['name']}: {escape(held['reason'])}" if held else "no release"
     parts = ", ".join(
         f"{role} v{part['version']} ({part['digest'][:12]})" for role, part in release["components"].items()
     )

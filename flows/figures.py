@@ -37,7 +37,7 @@ def learning_curve(rows: Sequence[Row], success: dict[str, dict[str, Any]]) -> F
                 style: Row = {"color": COLOURS[horizon], "fmt": "o", "ms": 5, "capsize": 3, "lw": 1.5}
                 axes.errorbar([x], [part["rate"]], yerr=spread, **style)
     _share(axes)
-    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    _legend(axes)
     return figure
 
 
@@ -47,7 +47,7 @@ def reward_and_outcome(rows: Sequence[Row]) -> Figure:
     _line(axes, rows, "reward", "#4a3aa7", "training reward")
     _line(axes, rows, "success.all", "#1baf7a", "verified outcome", dashes=(4, 2))
     _share(axes)
-    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    _legend(axes)
     return figure
 
 
@@ -62,7 +62,7 @@ def mismatch_curve(rows: Sequence[Row], limits: dict[str, float]) -> Figure:
             axes.axhline(limits[key], color=colour, lw=1, ls=":", label=f"limit of the {label}")
     axes.set_yscale("log")
     axes.set_ylabel("nats", color=MUTED)
-    axes.legend(frameon=False, fontsize=9, ncols=2)
+    _legend(axes, ncols=2, loc="best")
     return figure
 
 
@@ -129,6 +129,11 @@ def _canvas(title: str, below: str) -> tuple[Figure, Axes]:
     axes.tick_params(colors=MUTED, length=0, labelsize=9)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _legend(axes: Axes, **style: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(**{"frameon": False, "loc": "upper left", "fontsize": 9, **style})
 
 
 def _share(axes: Axes) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from data_contracts.errors import UserError
-from data_contracts.problems import PackReading, read_pack, write_pack
+from data_contracts.problems import FILE, PackReading, read_pack, write_pack
 from data_contracts.records import HORIZONS
 from flows import progress
 from tasks.curriculum.intake import IntakeResult, intake
@@ -30,7 +32,7 @@ def check_pack(path: Path, console: Console | None = None) -> bool:
 
         intake(reading.problems, pool, done)
     console = console or Console()
-    table = _table(reading, results)
+    table = _table(path / FILE if path.is_dir() else path, reading, results)
     if table.row_count:
         console.print(table)
     admitted = sum(result.admitted for result in results.values())
@@ -43,21 +45,24 @@ def check_pack(path: Path, console: Console | None = None) -> bool:
 
 def make_pack(out: Path, seed: int, n: int, split: str) -> Path:
     """Write `n` generated problems of each horizon to `out`/problems.jsonl."""
-    from tasks.curriculum.generator import generate
+    from tasks.curriculum.generator.problems import generate
+    from tasks.curriculum.generator.split import Side
 
-    if split == "train" or split == "heldout":
-        return write_pack(out, [problem for horizon in HORIZONS for problem in generate(seed, split, horizon, n)])
-    raise UserError(f"--split {split}: write train or heldout.")
+    sides: dict[str, Side] = {"train": "train", "heldout": "heldout"}
+    if split not in sides:
+        raise UserError(f"--split {split}: write train or heldout.")
+    return write_pack(out, [problem for horizon in HORIZONS for problem in generate(seed, sides[split], horizon, n)])
 
 
-def _table(reading: PackReading, results: dict[str, IntakeResult]) -> Table:
+def _table(file: Path, reading: PackReading, results: dict[str, IntakeResult]) -> Table:
     """What was rejected and why, lines that are no problem first."""
-    table = Table(title="rejected", title_justify="left")
+    table = Table(title=f"rejected from {file}", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("line", justify="right", no_wrap=True)
     table.add_column("problem", no_wrap=True)
     table.add_column("why")
-    for line in reading.rejected:
-        table.add_row(line.id or f"line {line.line}", line.reason)
+    for bad in reading.rejected:
+        table.add_row(str(bad.line), bad.id or "-", escape(bad.reason.removeprefix(f"{file}:{bad.line}: ")))
     for problem in reading.problems:
         if not results[problem.id].admitted:
-            table.add_row(problem.id, results[problem.id].reason)
+            table.add_row("", problem.id, escape(results[problem.id].reason))
     return table

@@ -30,14 +30,16 @@ def deployments(home: Path, recipe: Recipe) -> tuple[RunnerDeployment, RunnerDep
         match={"prefect.resource.id": f"ratchet.release.{recipe.release.name}.*"},
         parameters={"recipe": again.model_dump(mode="json"), "home": str(home)},
     )
-    training = post_train.to_deployment(
+    training = RunnerDeployment.from_flow(
+        post_train,
         name="post_train",
         description="Post-train a recipe's policy; released only when it is measured to be better.",
         parameters=parameters,
         triggers=[on_drift],
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    watching = drift.to_deployment(
+    watching = RunnerDeployment.from_flow(
+        drift,
         name="drift",
         description="The champion's live sessions against the reference it was released with.",
         parameters={"home": str(home)},

@@ -121,7 +121,7 @@ def write_adapter(state: dict[str, Tensor], config: LoraConfig, out: Path) -> Pa
     """Write a PEFT folder (weights, configuration, `digest.txt`) so that `out` is there whole or not at all."""
     from safetensors.torch import save_file
 
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    scratch = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     save_file(state, scratch / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -138,13 +138,12 @@ def publish_folder(scratch: Path, out: Path) -> None:
     """Flush a finished folder to disk and rename it to `out`, replacing what a killed attempt left there."""
     for file in scratch.rglob("*"):
         _fsync(file)
+    old = out.with_name(f".{out.name}.old")
     if out.exists():
-        old = out.with_name(f".{out.name}.{os.getpid()}.old")
+        shutil.rmtree(old, ignore_errors=True)
         os.rename(out, old)
-        os.rename(scratch, out)
-        shutil.rmtree(old)
-    else:
-        os.rename(scratch, out)
+    os.rename(scratch, out)
+    shutil.rmtree(old, ignore_errors=True)
     _fsync(out.parent)
 
 

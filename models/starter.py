@@ -65,9 +65,14 @@ class StarterConfig(Config):
 class DemonstrationLike(Protocol):
     """What the warm-up needs of a demonstration."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    steps: Any
+    @property
+    def messages(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def tools(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def steps(self) -> Sequence[Any]: ...
 
 
 class Example(NamedTuple):
@@ -188,7 +193,7 @@ def _batches(examples: Sequence[Example], batch_tokens: int, rng: np.random.Gene
             batches.append([])
             longest = len(examples[i].ids)
         batches[-1].append(examples[i])
-    rng.shuffle(batches)  # type: ignore[arg-type]
+    rng.shuffle(batches)
     return batches
 
 

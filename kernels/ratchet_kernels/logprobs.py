@@ -114,8 +114,6 @@ def _scaled_logits(hidden: Tensor, lm_head: Tensor, inverse: Tensor) -> Tensor:
 
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
     """Multiply with float32 accumulation and a float32 result."""
-    if left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 

@@ -30,7 +30,7 @@ class TrainingConfig(Config):
     clip_high: float = Field(default=0.28, gt=0, description="the probability ratio is clipped at 1 + clip_high")
     minibatches: int = Field(default=4, ge=1, description="optimizer steps an epoch; whole rollouts are dealt to them")
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
-    micro_batch_tokens: int = Field(default=8192, ge=1, description="padded tokens computed at once, a rank")
+    micro_batch_tokens: int = Field(default=2048, ge=1, description="padded tokens computed at once, a rank")
     mismatch: MismatchMethod = Field(
         default="tis", description="correction of the difference between the trainer's and the engine's probabilities"
     )

@@ -30,9 +30,9 @@ def start_process_group() -> None:
         return
     world = int(os.environ.get("WORLD_SIZE", "1"))
     _skip_shared_memory_op(world)
-    backend = get_accelerator().communication_backend_name()
-    if get_accelerator().device_name() == "cpu":
-        backend = "gloo"
+    accelerator = get_accelerator()
+    backend = "gloo" if accelerator.device_name() == "cpu" else accelerator.communication_backend_name()
+    accelerator.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if world == 1:
         # DeepSpeed reads these when it logs and places; torch needs neither a port nor a file for one process
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")

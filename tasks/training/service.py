@@ -41,7 +41,9 @@ class TrainingService:
         """Put a policy version into a fresh engine, with its optimizer state where a checkpoint is given."""
         if self._engine is not None:
             self._engine.close()
-        self._engine = TrainingEngine(self.base, Path(policy_dir), self.config)
+        # ZeRO-3 splits the base's own tensors over the ranks, so each engine needs a base of its own
+        base = self.base if self.config.zero_stage < 3 else load_base(self.base.path)
+        self._engine = TrainingEngine(base, Path(policy_dir), self.config)
         if checkpoint_dir is not None:
             self._engine.load_checkpoint(Path(policy_dir), Path(checkpoint_dir))
         return {}

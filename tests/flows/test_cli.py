@@ -105,7 +105,8 @@ def test_the_check_names_each_bad_problem_and_admits_the_rest(tmp_path: Path) ->
     assert "wrong" in text
     assert "the reference solution fails" in text
     assert "ended by timeout" in text
-    assert "problems.jsonl:4" in text
+    assert f"rejected from {tmp_path}/problems.jsonl" in done.stdout.replace("\n", "")
+    assert "4 - not JSON" in text
 
 
 @pytest.mark.parametrize("command", ["run", "up", "status", "report"])

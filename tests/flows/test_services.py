@@ -15,7 +15,10 @@ import pytest
 from flows import services
 from flows.services import SUPERVISOR, environment, free_port, port_or_free, supervised, wait_healthy
 
-FAMILY = "import subprocess,sys,time,os; c=subprocess.Popen(['sleep','300']); print(os.getpid(), c.pid, flush=True); time.sleep(300)"
+FAMILY = (
+    "import os, subprocess, time; child = subprocess.Popen(['sleep', '300'])\n"
+    "print(os.getpid(), child.pid, flush=True); time.sleep(300)"
+)
 """A service with a child of its own; prints both ids."""
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FAMILY
 

@@ -108,7 +108,9 @@ def test_score_train_score(trainer: Trainer, base: Base, policy_zero: Path, samp
     model = merged_model(base, out)
     for row, segment in zip(pq.read_table(tmp_path / "after.parquet").to_pylist(), segments, strict=True):
         served = [0.0, *probe_logprobs(model, segment.token_ids)]
-        assert row["logprobs"] == pytest.approx([p * m for p, m in zip(served, segment.loss_mask)], abs=1e-5)
+        assert row["logprobs"] == pytest.approx(
+            [p * m for p, m in zip(served, segment.loss_mask, strict=True)], abs=1e-5
+        )
 
 
 def test_a_resumed_run_ends_with_the_same_weights(
@@ -200,7 +202,7 @@ def test_a_killed_worker_is_reported_with_its_log(base: Base, tmp_path: Path) ->
     with trainer.log_path.open("a") as log:
         log.write("the last words\n")
     os.kill(trainer.pid, signal.SIGKILL)
-    with pytest.raises(TrainerDied, match="(?s)exit code -9.*the last words"):
+    with pytest.raises(TrainerDied, match=r"(?s)exit code -9.*the last words"):
         trainer.wait_ready()
     trainer.close()
     with pytest.raises(TrainerDied):

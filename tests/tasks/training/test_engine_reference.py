@@ -57,7 +57,7 @@ def _reference(base: Base, adapter: Path, segments: list[Segment], scores: list[
         optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, 0.5)))
-        losses.append(float(loss))
+        losses.append(loss.item())
         optimizer.step()
     return adapter_state(policy), losses, norms
 
@@ -83,3 +83,98 @@ def test_steps_equal_plain_pytorch_and_do_not_depend_on_micro_batches(
     assert [t.loss for t in tallies] == pytest.approx(losses, abs=1e-6)
     assert [t.norms[0] for t in tallies] == pytest.approx(norms, rel=1e-4)
     assert [t.loss for t in uneven_tallies] == pytest.approx(losses, abs=1e-6)
+
+
+def test_idle_segments_cost_nothing_and_stay_in_the_denominator(base: Base, policy_zero: Path, sample_segments) -> None:
+    segments = sample_segments(6)
+    for i in (1, 4):
+        segments[i] = segments[i].model_copy(update={"advantages": [0.0] * len(segments[i].token_ids)})
+    state, tallies, scores = _weights_after(base, policy_zero, segments, CONFIG, steps=1)
+    expected, losses, _ = _reference(base, policy_zero, segments, scores, steps=1)
+    assert _difference(state, expected) < 1e-6
+    assert tallies[0].loss == pytest.approx(losses[0], abs=1e-6)
+
+
+def test_importance_weights_reach_the_gradient(base: Base, policy_zero: Path, sample_segments) -> None:
+    segments = sample_segments(3)
+    config = CONFIG.model_copy(update={"grad_clip": 1e9})
+    norms = []
+    for factor in (1.0, 0.25):
+        engine = TrainingEngine(base, policy_zero, config)
+        scores = score(engine, segments)
+        weights = [[factor * w for w in row] for row in _ones(segments)]
+        norms.append(train(engine, Batch(segments, scores, weights), 0).norms[0])
+        engine.close()
+    assert norms[1] == pytest.approx(0.25 * norms[0], rel=1e-5)
+
+
+def test_the_learning_rate_warms_up_over_iterations() -> None:
+    config = TrainingConfig(learning_rate=4e-4, warmup_steps=4)
+    assert [config.learning_rate_at(step) for step in range(6)] == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4, 4e-4, 4e-4])
+    assert TrainingConfig(warmup_steps=0).learning_rate_at(0) == TrainingConfig().learning_rate
+
+
+def test_fused_layers_compute_what_peft_computes(base: Base, policy_zero: Path, sample_segments) -> None:
+    from tasks.training.fused import fuse_lora
+
+    torch.manual_seed(0)
+    policies = [trainable_policy(base, policy_zero) for _ in range(2)]
+    for (name, one), (_, other) in zip(*(p.named_parameters() for p in policies), strict=True):
+        if "lora_" in name:
+            one.data.normal_(std=0.1)
+            other.data.copy_(one.data)
+    assert fuse_lora(policies[0]) == 14
+    ids = torch.tensor([sample_segments(1)[0].token_ids])
+    for policy in policies:
+        policy(input_ids=ids).logits.square().sum().backward()
+    for (name, one), (_, other) in zip(*(p.named_parameters() for p in policies), strict=True):
+        if "lora_" in name:
+            assert one.grad.abs().max() > 0
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4 * float(other.grad.abs().max()))
+
+
+@pytest.mark.parametrize("death", range(4))
+def test_a_kill_while_saving_leaves_the_previous_or_the_next(
+    base: Base, policy_zero: Path, sample_segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    import os
+
+    renames = {"left": death}
+    rename = os.rename
+
+    def dying(source: Path, target: Path) -> None:
+        if renames["left"] == 0:
+            raise Killed
+        renames["left"] -= 1
+        rename(source, target)
+
+    segments = sample_segments(3)
+    policy, checkpoints = tmp_path / "policy-00001", tmp_path / "checkpoint"
+
+    def attempt() -> str:
+        engine = TrainingEngine(base, policy_zero, CONFIG)
+        scores = score(engine, segments)
+        train(engine, Batch(segments, scores, _ones(segments)), 0)
+        try:
+            return engine.save(policy, checkpoints)
+        finally:
+            engine.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("models.policy.os.rename", dying)
+        if death < 3:
+            with pytest.raises(Killed):
+                attempt()
+        else:
+            attempt()
+    assert policy.exists() == (death == 3)
+    digest = attempt() if death < 3 else (policy / "digest.txt").read_text().strip()
+    resumed = TrainingEngine(base, policy, CONFIG)
+    resumed.load_checkpoint(policy, checkpoints)
+    assert digest == (policy / "digest.txt").read_text().strip()
+    resumed.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "policy-00001"]
+    assert [p.name for p in checkpoints.iterdir()] == ["policy-00001"]

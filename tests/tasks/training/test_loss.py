@@ -57,8 +57,8 @@ def test_one_denominator_makes_micro_batches_add_up() -> None:
     ]
     assert float(whole) == pytest.approx(float(sum(parts)), abs=1e-12)
     naive = -sum(
-        min(math.exp(l - o) * a, min(max(math.exp(l - o), 0.8), 1.2) * a)
-        for l, o, a, m in zip(*(t.flatten().tolist() for t in (logprobs, old, advantages, mask)), strict=True)
+        min(math.exp(new - o) * a, min(max(math.exp(new - o), 0.8), 1.2) * a)
+        for new, o, a, m in zip(*(t.flatten().tolist() for t in (logprobs, old, advantages, mask)), strict=True)
         if m
     )
     assert float(whole) == pytest.approx(naive / denominator, abs=1e-12)
@@ -79,7 +79,7 @@ def test_masked_values_reach_neither_value_nor_gradient(name: str, poison: float
             logprobs, values["old_logprobs"], values["advantages"], mask, denominator=2, weights=values["weights"]
         )
         loss.backward()
-        results.append((float(loss), logprobs.grad.tolist()))
+        results.append((loss.item(), logprobs.grad.tolist()))
     assert results[0] == results[1]
     assert results[0][1][0][1] == results[0][1][0][3] == 0.0
 
