@@ -16,7 +16,7 @@ from data_contracts.errors import UserError
 from models.fingerprint import DIGEST_FILE, canonical_adapter_config, digest_folder, digest_model
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import PeftConfig, PeftModel
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -117,7 +117,7 @@ def adapter_state(model: PeftModel) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
 
-def write_adapter(state: dict[str, Tensor], config: LoraConfig, out: Path) -> Path:
+def write_adapter(state: dict[str, Tensor], config: PeftConfig, out: Path) -> Path:
     """Write a PEFT folder (weights, configuration, `digest.txt`) so that `out` is there whole or not at all."""
     from safetensors.torch import save_file
 

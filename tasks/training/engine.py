@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from ratchet_kernels import TokenLogprobs, token_logprobs
 from torch import Tensor, nn
 
 from data_contracts.errors import UserError
 from models.fingerprint import digest_folder
 from models.policy import Base, adapter_state, publish_folder, trainable_policy, write_adapter
-from ratchet_kernels import TokenLogprobs, token_logprobs
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
 from tasks.training.fused import fuse_lora

@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
 from ratchet_kernels import lora_linear
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from peft import PeftModel

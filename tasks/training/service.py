@@ -6,6 +6,7 @@ load -> score -> train -> (the next policy version is in the engine) -> score ->
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ class TrainingService:
 
     def call(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run one command and return its reply as JSON."""
-        commands = {"load": self.load, "score": self.score, "train": self.train, "ping": self.ping}
+        commands: dict[str, Callable[..., dict[str, Any]]] = {
+            "ping": self.ping,
+            "load": self.load,
+            "score": self.score,
+            "train": self.train,
+        }
         return commands[command](**arguments)
 
     def ping(self) -> dict[str, Any]:

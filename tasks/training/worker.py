@@ -1,6 +1,6 @@
 """The trainer's own process: commands in by stdin, replies out by stdout, one JSON line each.
 
-{"id": 3, "command": "score", "arguments": {...}} -> {"id": 3, "reply": {...}} or {"id": 3, "error": {"kind", "message"}}
+{"id": 3, "command": "score", "arguments": {}} -> {"id": 3, "reply": {}} or {"id": 3, "error": {"kind", "message"}}
 
 Only what a user or a diverged run causes is an error reply; anything else ends the process, with its traceback in the
 log, since the state it leaves is unknown. The process ends when stdin ends or its parent is gone, busy or idle: every
