@@ -26,6 +26,8 @@ from data_contracts.errors import UserError
 
 HOST = "127.0.0.1"
 START_SECONDS = 180.0
+HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
+"""Where a service answers once it is up."""
 SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 
 NO_TELEMETRY = {
@@ -114,20 +116,20 @@ def prefect_server(
     extra = {**settings, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
     with supervised("prefect", url, command, home, extra) as service:
         meanwhile()
-        wait_healthy(service, f"{url}/api/health")
+        wait_healthy(service)
         yield service
 
 
 @contextmanager
 def mlflow_server(home: Path, port: int = 0) -> Iterator[Service]:
-    """An MLflow server over the run's database and artifacts, up and healthy."""
+    """An MLflow server over the run's database and artifacts; `wait_healthy` waits for it."""
     port = port or free_port()
     url = f"http://{HOST}:{port}"
     store, artifacts = f"sqlite:///{home.resolve() / 'mlflow.db'}", home.resolve() / "mlartifacts"
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", store, "--artifacts-destination", artifacts.as_uri()]
-    with supervised("mlflow", url, command, home, {}) as service:
-        wait_healthy(service, f"{url}/health")
+    # its job runner, for evaluations started from the UI, would be seven more processes
+    with supervised("mlflow", url, command, home, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}) as service:
         yield service
 
 
@@ -150,10 +152,10 @@ def supervised(name: str, url: str, command: list[str], home: Path, extra: Mappi
         process.wait()
 
 
-def wait_healthy(service: Service, address: str) -> None:
+def wait_healthy(service: Service) -> None:
     """Wait until the service answers; raises RuntimeError with the end of its log when it ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
-    while not answers(address):
+    while not answers(service.url + HEALTH[service.name]):
         if not service.alive or time.monotonic() > deadline:
             happened = "did not start" if service.alive else f"ended with exit code {service.process.returncode}"
             tail = "\n".join(service.log.read_text(errors="replace").splitlines()[-15:])
@@ -177,8 +179,7 @@ def running(home: Path) -> dict[str, str]:
     if not file.is_file():
         return {}
     addresses: dict[str, str] = json.loads(file.read_text())["addresses"]
-    checks = {"prefect": "/api/health", "mlflow": "/health"}
-    return {name: url for name, url in addresses.items() if answers(url + checks[name])}
+    return {name: url for name, url in addresses.items() if answers(url + HEALTH[name])}
 
 
 @contextmanager

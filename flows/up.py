@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.services import announced, mlflow_server, port_or_free, prefect_server, running, supervised
+from flows.services import announced, mlflow_server, port_or_free, prefect_server, running, supervised, wait_healthy
 
 
 def stay_up(home: Path, recipe: Path, prefect_port: int, mlflow_port: int) -> None:
@@ -27,9 +27,12 @@ def stay_up(home: Path, recipe: Path, prefect_port: int, mlflow_port: int) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
-        prefect = stack.enter_context(prefect_server(home, {}, port_or_free(prefect_port, "the Prefect UI")))
+        ports = port_or_free(prefect_port, "the Prefect UI"), port_or_free(mlflow_port, "the MLflow UI")
+        console.print("starting ...", highlight=False)
+        mlflow = stack.enter_context(mlflow_server(home, ports[1]))
+        prefect = stack.enter_context(prefect_server(home, {}, ports[0]))
+        wait_healthy(mlflow)
         console.print(f"Prefect  {prefect.url}   flow runs, artifacts, the recipe as a form", highlight=False)
-        mlflow = stack.enter_context(mlflow_server(home, port_or_free(mlflow_port, "the MLflow UI")))
         console.print(f"MLflow   {mlflow.url}   metrics, traces, releases", highlight=False)
         command = [sys.executable, "-m", "flows.serving", str(home.resolve()), str(recipe.resolve())]
         api = {"PREFECT_API_URL": f"{prefect.url}/api", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}

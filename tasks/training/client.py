@@ -103,10 +103,8 @@ class Trainer:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         self._signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
         self._signal(signal.SIGKILL)
         self._process.wait()
 

@@ -1,6 +1,6 @@
-"""The training stage's Prefect tasks: score the segments, train on the batch.
+"""The training stage as Prefect tasks: score the segments, freeze the batch, train on it.
 
-trainer + segments.parquet -> scores.parquet; trainer + batch.parquet -> policies/policy-000NN, checkpoint/
+trainer + segments.parquet -> scores.parquet; batch.parquet -> gate; trainer + batch.parquet -> policy, checkpoint
 """
 
 from __future__ import annotations
@@ -8,18 +8,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
+from data_contracts.gates import Gate
+from data_contracts.store import read_frame
+from data_contracts.validate import expect
 from tasks.training.client import Trainer
 from tasks.training.reports import MismatchReport, TrainReport
 
 
-@task(name="score segments")
+@task(name="score segments", cache_policy=NO_CACHE)
 def score_segments(trainer: Trainer, segments: Path, scores: Path) -> MismatchReport:
     """Score every sampled token under the policy in training; the report feeds the mismatch gate."""
     return trainer.score(segments, scores)
 
 
-@task(name="train policy")
+@task(name="freeze batch", cache_policy=NO_CACHE)
+def freeze_batch(batch: Path) -> Gate:
+    """Whether the batch meets its contract's expectations, as it lies on disk."""
+    return expect("segments", read_frame(batch, "segments")).gate()
+
+
+@task(name="train policy", cache_policy=NO_CACHE)
 def train_policy(
     trainer: Trainer, batch: Path, scores: Path, policy: Path, checkpoint: Path, iteration: int
 ) -> TrainReport:

@@ -86,8 +86,9 @@ def test_leaving_the_context_ends_the_service_and_keeps_its_log(tmp_path: Path) 
 
 def test_a_service_that_ends_at_once_is_said_with_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no such table'); raise SystemExit(3)"]
-    with supervised("broken", "", command, tmp_path, {}) as service, pytest.raises(RuntimeError) as caught:
-        wait_healthy(service, f"http://127.0.0.1:{free_port()}/health")
+    url = f"http://127.0.0.1:{free_port()}"
+    with supervised("mlflow", url, command, tmp_path, {}) as service, pytest.raises(RuntimeError) as caught:
+        wait_healthy(service)
     assert "exit code 3" in str(caught.value)
     assert "no such table" in str(caught.value)
 

@@ -15,7 +15,7 @@ import pytest
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld, Verdict
 from models.registry import ChampionMoved, Registry
-from models.release import Bundle, ReleaseDamaged
+from models.release import Bundle, Manifest, ReleaseDamaged
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -154,7 +154,7 @@ def test_verify_sees_a_changed_byte_a_lost_and_an_added_file(registry: Registry,
 def test_changed_manifest_is_refused(registry: Registry, where: dict[str, str], tmp_path: Path) -> None:
     version = registry.publish(bundle(tmp_path, "a"))
     for manifest in Path(where["artifacts"]).rglob("manifest.json"):
-        if registry.release(version).manifest.key in manifest.read_text():
+        if Manifest.model_validate_json(manifest.read_text()) == registry.release(version).manifest:
             manifest.write_text(manifest.read_text().replace("policy-00001", "policy-00002"))
             fresh = Registry(where["uri"], Path(where["artifacts"]), registry.name)
             with pytest.raises(ReleaseDamaged, match="manifest of release 1"):
