@@ -5,7 +5,7 @@ training problems -> demonstrations -> tokenizer -> skilled stage -> careless st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
@@ -45,13 +45,18 @@ def build_starter(out: Path, seed: int, config: BuildConfig | None = None) -> Pa
     for name, demonstrations, rate, copy_share, observed_weight in stages:
         examples = [encode(one, chat, observed_weight) for one in demonstrations]
         with progress.stage(f"warm-up: {name}", None) as tick:
-            warm_up(
-                model, examples, settings, rate=rate, copy_share=copy_share,
-                on_step=lambda step, steps, loss, tick=tick: tick(note=f"step {step} of {steps}, loss {loss:.3f}"),
-            )  # fmt: skip
+            on_step = _reporter(tick)
+            warm_up(model, examples, settings, rate=rate, copy_share=copy_share, on_step=on_step)
     out.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, out)
     return out
+
+
+def _reporter(tick: Callable[..., None]) -> Callable[[int, int, float], None]:
+    def on_step(step: int, steps: int, loss: float) -> None:
+        tick(note=f"step {step} of {steps}, loss {loss:.3f}")
+
+    return on_step
 
 
 def _demonstrations(name: str, counts: Mapping[Horizon, int], habits: Habits, seed: int) -> list[Demonstration]:

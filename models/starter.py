@@ -37,7 +37,7 @@ TEMPLATE = (
     "{%- if m.role == 'tool' %}"
     "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
     "{%- else %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
-    "{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{\"name\": \"' + c.function.name + '\", \"arguments\": ' }}"
+    '{%- for c in m.tool_calls or [] %}{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
     "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"
     "{{ '}\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"

@@ -105,7 +105,7 @@ def test_the_check_names_each_bad_problem_and_admits_the_rest(tmp_path: Path) ->
     assert "wrong" in text
     assert "the reference solution fails" in text
     assert "ended by timeout" in text
-    assert f"rejected from {tmp_path}/problems.jsonl" in done.stdout.replace("\n", "")
+    assert f"rejected from {tmp_path}/problems.jsonl" in text
     assert "4 - not JSON" in text
 
 
