@@ -30,6 +30,8 @@ EVENT = "ratchet.drift"
 def drift(run: str | None = None, home: str = "runs") -> str:
     """Check the sessions that a run's gateway audited (default: the newest with any); returns the verdict."""
     folder = RunFolder(Path(run).resolve()) if run else newest_audited(Path(home))
+    if folder is None:
+        return str(Verdict.INCONCLUSIVE)  # nobody was served yet: no data is no drift, and no all-clear
     with at_work(str(folder.root)) as (bench, recipe):
         champion = bench.champion()
         if champion is None:
@@ -43,12 +45,10 @@ def drift(run: str | None = None, home: str = "runs") -> str:
         return str(report.verdict)
 
 
-def newest_audited(home: Path) -> RunFolder:
-    """The run whose gateway wrote last."""
+def newest_audited(home: Path) -> RunFolder | None:
+    """The run whose gateway wrote last; None when none has served live sessions."""
     audited = sorted(home.resolve().glob("*/audit"), key=lambda folder: folder.stat().st_mtime)
-    if not audited:
-        raise UserError(f"no run under {home} has served live sessions: run `ratchet run RECIPE` first.")
-    return RunFolder(audited[-1].parent)
+    return RunFolder(audited[-1].parent) if audited else None
 
 
 def reference_of(champion: Release, bench: Bench) -> Path:

@@ -72,7 +72,7 @@ def _stages(run: str) -> GateHeld | None:
             reward_model(run)
             evaluation(run, "after")
             compare(bench, recipe)
-            if against(bench) == "champion":
+            if not bench.run.release.exists() and against(bench) == "champion":
                 evaluation(run, "champion")
             release(run)
             canary(run)

@@ -35,6 +35,7 @@ def test_rollouts_of_another_distribution_are_refused() -> None:
 
 
 def test_the_flows_side_needs_no_torch() -> None:
-    code = "import sys, tasks.training.client; print([m for m in ('torch', 'transformers', 'pyarrow') if m in sys.modules])"
+    heavy = "('torch', 'transformers', 'pyarrow')"
+    code = f"import sys, tasks.training.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

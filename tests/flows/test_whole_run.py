@@ -1,0 +1,138 @@
+"""The whole loop by its command, on the smallest recipe: to the end, again, and through kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_contracts.store import read_trajectories
+from tasks.paths import RunFolder
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "infra" / "recipes" / "smoke.toml"
+COMMAND = [sys.executable, "-m", "flows.cli", "run", str(RECIPE), "--home"]
+ITERATIONS, PROBLEMS, ROLLOUTS, HELDOUT = 3, 6, 4, 28
+"""What smoke.toml says."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def marked() -> dict[str, str]:
+    """An environment by which every process that a run starts can be found again."""
+    return {**os.environ, "RATCHET_TEST_MARK": uuid.uuid4().hex}
+
+
+def alive(mark: str) -> list[str]:
+    """Command lines of living processes with the mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes() and (folder / "stat").read_text().split()[2] != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 900.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert process is None or process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)
+
+
+def run_of(home: Path) -> RunFolder:
+    (recipe,) = home.glob("smoke-*/recipe.json")
+    return RunFolder(recipe.parent)
+
+
+def began(home: Path) -> bool:
+    return bool(list(home.glob("smoke-*/recipe.json")))
+
+
+def in_rollouts(home: Path) -> bool:
+    journal = home.glob("smoke-*/iterations/00000/journal.jsonl")
+    return any(path.read_bytes().count(b"\n") >= 5 for path in journal)
+
+
+def in_training(home: Path) -> bool:
+    if not began(home):
+        return False
+    here = run_of(home).iteration(1)
+    return here.batch.exists() and not here.metrics.exists()
+
+
+def in_release(home: Path) -> bool:
+    return began(home) and (run_of(home).gates / "release.json").exists() and not run_of(home).release.exists()
+
+
+def check_product(run: RunFolder) -> dict[str, Any]:
+    """Each rollout once, each iteration once, one release beside the first champion; returns the summary."""
+    summary: dict[str, Any] = json.loads(run.summary.read_text())
+    for number in range(ITERATIONS):
+        rollouts = read_trajectories(run.iteration(number).trajectories)
+        assert len({t.id for t in rollouts}) == len(rollouts) == PROBLEMS * ROLLOUTS
+        assert {t.policy_version for t in rollouts} == {run.policy(number).name}
+    assert summary["iterations"] == ITERATIONS
+    assert summary["rollouts"]["training"] == ITERATIONS * PROBLEMS * ROLLOUTS
+    assert summary["rollouts"]["evaluation"] == 2 * 2 * HELDOUT
+    assert summary["release"]["version"] == 2
+    assert summary["release"]["compared_with"] == 1
+    return summary
+
+
+def test_to_the_end_and_again(tmp_path: Path) -> None:
+    environment = marked()
+    done = subprocess.run([*COMMAND, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = run_of(tmp_path)
+    summary = check_product(run)
+    assert summary["release"]["promoted"]
+    assert {gate["verdict"] for gate in summary["gates"] if gate["name"] == "rollout mismatch"} == {"PASS"}
+    assert "verified success on held-out problems" in done.stdout
+    assert run.report.stat().st_size > 20_000
+    assert alive(environment["RATCHET_TEST_MARK"]) == []
+
+    written = {path: path.stat().st_mtime_ns for path in run.root.rglob("*") if path.is_file()}
+    again = subprocess.run([*COMMAND, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0
+    assert "--fresh starts another" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in run.root.rglob("*") if path.is_file()} == written
+
+    status = [sys.executable, "-m", "flows.cli", "status", "--json", "--home", str(tmp_path)]
+    found = json.loads(subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    champion = found["champions"]["smoke-agent"]
+    assert (champion["version"], champion["policy"], champion["run"]) == (2, "policy-00003", run.id)
+    assert set(champion["components"]) == {"base", "policy", "reward"}
+    assert [state["state"] for state in found["runs"]] == ["finished"]
+
+
+def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(tmp_path: Path) -> None:
+    kept: dict[Path, int] = {}
+    for moment in (in_rollouts, in_training, in_release):
+        environment = marked()
+        with (tmp_path / "log").open("a") as log:
+            process = subprocess.Popen(
+                [*COMMAND, str(tmp_path / "home")], cwd=ROOT, env=environment, stdout=log, stderr=log, text=True
+            )
+        until(lambda moment=moment: moment(tmp_path / "home"), process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        until(lambda mark=environment["RATCHET_TEST_MARK"]: alive(mark) == [], seconds=30)
+        assert {path: path.stat().st_mtime_ns for path in kept} == kept, "something done was done again"
+        kept |= {p: p.stat().st_mtime_ns for p in run_of(tmp_path / "home").root.glob("iterations/*/metrics.json")}
+    done = subprocess.run([*COMMAND, str(tmp_path / "home")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "something done was done again"
+    assert check_product(run_of(tmp_path / "home"))["release"]["promoted"]
