@@ -17,6 +17,7 @@ from tasks.curriculum.config import CurriculumConfig, IntakeConfig
 from tasks.curriculum.intake import IntakeResult, intake
 from tasks.curriculum.selection import Selection, select
 from tasks.curriculum.state import CurriculumState, GroupSignal, group_signal, outcomes_of, update
+from tasks.problems import admitted
 
 
 @task(name="intake", cache_policy=NO_CACHE)
@@ -48,7 +49,7 @@ def select_problems(
 ) -> Selection:
     """Choose the problems of an iteration and write the choice; a missing `state` is an empty one."""
     memory = CurriculumState.model_validate(read_json(state)) if state.exists() else CurriculumState()
-    chosen = select(memory, read_pack(problems).problems, iteration, config, seed)
+    chosen = select(memory, list(admitted(problems).values()), iteration, config, seed)
     write_json(selection, chosen.model_dump(mode="json"))
     return chosen
 
@@ -59,7 +60,6 @@ def update_curriculum(
 ) -> GroupSignal:
     """Write the state after an iteration; `before` and `after` are different files, so that a repeat counts once."""
     memory = CurriculumState.model_validate(read_json(before)) if before.exists() else CurriculumState()
-    by_id = {problem.id: problem for problem in read_pack(problems).problems}
-    outcomes = outcomes_of(read_trajectories(trajectories), by_id)
+    outcomes = outcomes_of(read_trajectories(trajectories), admitted(problems))
     write_json(after, update(memory, outcomes, iteration, config).model_dump(mode="json"))
     return group_signal(outcomes)

@@ -10,10 +10,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from data_contracts.gates import Gate, Verdict
-from data_contracts.problems import read_pack
 from data_contracts.records import Trajectory
 from data_contracts.store import read_segments, read_trajectories, write_json, write_trajectories
 from models.reward_model import OneSided
+from tasks.problems import admitted
 from tasks.reward.calibration import calibration_gate
 from tasks.reward.config import ProbeConfig, RewardConfig
 from tasks.reward.probe import choose_rollouts, fit_and_measure
@@ -30,8 +30,7 @@ def verify_rollouts(
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> int:
     """Write the trajectories of `source` with verified outcome and reward terms to `verified`; count the scorable."""
-    by_id = {problem.id: problem for problem in read_pack(problems).problems}
-    rollouts = verify_all(read_trajectories(source), by_id, pool, config, on_done)
+    rollouts = verify_all(read_trajectories(source), admitted(problems), pool, config, on_done)
     write_trajectories(verified, rollouts)
     return sum(rollout.scorable for rollout in rollouts)
 

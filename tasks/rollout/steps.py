@@ -10,10 +10,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from data_contracts.gates import Gate
-from data_contracts.problems import read_pack
 from data_contracts.records import Rollout, Sampling
 from data_contracts.store import read_trajectories, write_json
 from models.chat import Chat
+from tasks.problems import admitted
 from tasks.rollout.batch import Kept, keep_valid
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Engine
@@ -69,7 +69,7 @@ def sample_rollouts(
     on_done: Callable[[Rollout], None] | None = None,
 ) -> Kept:
     """Attempt each chosen problem in every pass, going on from the journal; what the contract accepts is written."""
-    by_id = {problem.id: problem for problem in read_pack(problems).problems}
+    by_id = admitted(problems)
     journal = Journal(out.journal)
     rollouts: list[Rollout] = []
     for sampling, indices in passes:

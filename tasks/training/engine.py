@@ -146,9 +146,9 @@ class TrainingEngine:
     def _gathered(self) -> AbstractContextManager[Any]:
         if self.config.zero_stage < 3:
             return nullcontext()
-        from deepspeed.zero import GatheredParameters
+        import deepspeed
 
-        return GatheredParameters([p for p in self._scorer.parameters() if p.requires_grad])
+        return deepspeed.zero.GatheredParameters([p for p in self._scorer.parameters() if p.requires_grad])
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
