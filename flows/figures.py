@@ -29,7 +29,8 @@ def learning_curve(rows: Sequence[Row], success: dict[str, dict[str, Any]]) -> F
     figure, axes = _canvas("Verified success", "iteration")
     for horizon in HORIZONS:
         _line(axes, rows, f"success.{horizon}", COLOURS[horizon], horizon)
-        for side, x in (("before", -1), ("after", len(rows))):
+        apart = 0.012 * (len(rows) + 2) * HORIZONS.index(horizon)  # so that intervals do not cover each other
+        for side, x in (("before", -1 - apart), ("after", len(rows) + apart)):
             part = success.get(side, {}).get(horizon)
             if part and part["n"]:
                 low, high = part["interval"]
@@ -118,6 +119,7 @@ def _line(axes: Axes, rows: Sequence[Row], key: str, colour: str, label: str, **
 
 def _canvas(title: str, below: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")  # no pyplot: no state that outlives the call
     axes = figure.subplots()
@@ -128,6 +130,7 @@ def _canvas(title: str, below: str) -> tuple[Figure, Axes]:
     axes.spines["bottom"].set_color(GRID)
     axes.tick_params(colors=MUTED, length=0, labelsize=9)
     axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
 
 
