@@ -104,8 +104,12 @@ def position(session: str) -> float:
 
 
 def served_of(release: Release) -> Served:
-    """A published release as the gateway serves it."""
-    return Served(f"release-{release.version}", release.policy_version, release.digests["policy"], release.policy_path)
+    """A published release as the gateway serves it.
+
+    The engine knows its weights by the release's name: two runs may each have a policy-00060, with other weights.
+    """
+    name = f"release-{release.version}"
+    return Served(name, name, release.digests["policy"], release.policy_path)
 
 
 def _checked(share: float) -> float:

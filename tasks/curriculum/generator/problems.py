@@ -52,7 +52,7 @@ def generate(seed: int, split: Side, horizon: Horizon, n: int) -> list[Problem]:
     """`n` distinct problems of one horizon, from a seed, each function on its side of the split."""
     problems: list[Problem] = []
     seen: set[str] = set()
-    for problem in stream(seed, split, horizon):
+    for problem in stream(seed, split, horizon) if n > 0 else ():
         key = normalise(problem.files[FILE])
         if key not in seen:
             seen.add(key)

@@ -52,7 +52,7 @@ def test_the_canary_step_serves_two_releases_and_the_drift_step_reads_its_audit_
     make_trajectory: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    says = {"policy-00001": [call("submit")], "policy-00002": [call("edit", line=9, text="x"), call("submit")]}
+    says = {"release-1": [call("submit")], "release-2": [call("edit", line=9, text="x"), call("submit")]}
     engine = scripted(lambda version, session, turn: says[version][turn])
     releases = release(1, tmp_path), release(2, tmp_path)
     folders = tmp_path / "canary", tmp_path / "audit"

@@ -29,6 +29,10 @@ def test_normalise_forgets_names_docstrings_and_layout() -> None:
     assert "len" in normalise("def f(x):\n    return len(x)\n")
 
 
+def test_no_problems_asked_for_are_none() -> None:
+    assert generate(3, "train", "short", 0) == []
+
+
 def test_same_seed_same_problems() -> None:
     assert generate(3, "train", "medium", 5) == generate(3, "train", "medium", 5)
     assert generate(3, "train", "short", 5) != generate(4, "train", "short", 5)
