@@ -21,8 +21,8 @@ from tasks.rollout.engine import Completion, EngineError, SampleRequest
 from tasks.rollout.sandbox import WarmPool
 from tasks.rollout.slot_engine import SlotEngine
 
-CHAMPION = Served("release-1", "policy-00001", "digest-1", None)
-CANDIDATE = Served("release-2", "policy-00002", "digest-2", Path("candidate"))
+CHAMPION = Served("release-1", "release-1", "digest-1", None)
+CANDIDATE = Served("release-2", "release-2", "digest-2", Path("candidate"))
 
 
 class ScriptedEngine:

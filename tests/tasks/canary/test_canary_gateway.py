@@ -237,10 +237,10 @@ def test_weights_other_than_the_releases_are_never_served(
 ) -> None:
     engine = scripted(lambda version, session, turn: "x")
     gateway = open_gateway(engine)
-    engine.digests["policy-00001"] = "other"
+    engine.digests["release-1"] = "other"
     reply = ask(gateway, "s")
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "wrong_weights")
-    engine.digests["policy-00001"], engine.digests["policy-00002"] = "digest-1", "other"
+    engine.digests["release-1"], engine.digests["release-2"] = "digest-1", "other"
     with pytest.raises(EngineError, match="release-2 pins weights digest-2"):
         gateway.begin(candidate, 0.5)
     assert gateway.routes.candidate is None
@@ -248,7 +248,7 @@ def test_weights_other_than_the_releases_are_never_served(
 
 def test_a_champion_that_is_not_what_it_pins_never_opens_the_gateway(open_gateway: Open, scripted: Scripted) -> None:
     engine = scripted(lambda version, session, turn: "x")
-    engine.digests["policy-00001"] = "other"
+    engine.digests["release-1"] = "other"
     before = {thread.name for thread in threading.enumerate()}
     with pytest.raises(EngineError, match="release-1 pins weights digest-1"):
         open_gateway(engine)

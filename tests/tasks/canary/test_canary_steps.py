@@ -20,7 +20,7 @@ from tasks.rollout.sandbox import WarmPool
 
 
 def release(version: int, folder: Path) -> Release:
-    """A release whose policy is the one the scripted engine knows by that number."""
+    """A release that the scripted engine knows by its name."""
     part = Component(
         model="m", version=1, digest=f"digest-{version}", content="c", stored="referenced", source="", files={}
     )

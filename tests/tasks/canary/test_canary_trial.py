@@ -125,7 +125,7 @@ def test_a_live_session_is_token_for_token_what_a_rollout_is(
         open_session(problem, pools[0]),
         chat,
         name="direct",
-        policy_version="policy-00001",
+        policy_version="release-1",
         sampling=Sampling(temperature=0.0),
         max_turn_tokens=width,
     )
@@ -146,7 +146,7 @@ QUICK, NOTHING = [SOLVES[1], SOLVES[3]], [SOLVES[3]]
 
 
 def by_version(champion: list[str], candidate: list[str]) -> Callable[[str, str, int], str]:
-    return lambda version, session, turn: (candidate if version == "policy-00002" else champion)[turn]
+    return lambda version, session, turn: (candidate if version == "release-2" else champion)[turn]
 
 
 def test_a_better_candidate_is_promoted_and_the_report_is_kept(
