@@ -1,6 +1,6 @@
 """How good is a policy on held-out problems: greedy and sampled, through the engine that serves.
 
-held-out problems -> sessions -> contract -> verified -> report;  before + after -> paired comparison -> gate
+held-out problems -> sessions -> contract -> verified -> report;  before + after -> paired comparison
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from data_contracts.records import Sampling
 from data_contracts.store import read_trajectories, write_trajectories
 from flows import progress
 from flows.recipe import Recipe
-from flows.stage import at_work, clock, keep_gates, kept_gates, show_table
+from flows.stage import at_work, clock, keep_gates, show_table
 from tasks.curriculum.supply import to_evaluate
 from tasks.evaluation.report import by_mode
 from tasks.evaluation.show import evaluation_rows
@@ -41,14 +41,11 @@ def evaluation(run: str, side: SideName) -> None:
         show_table(f"evaluation-{side}", evaluation_rows(here.report), f"Verified success on held-out problems, {side}")
 
 
-def compare(bench: Bench, recipe: Recipe) -> list[Gate]:
+def compare(bench: Bench) -> None:
     """Before against after on the same problems and seeds."""
-    gates = kept_gates(bench.run.gates / "improvement.json")
-    if gates:
-        return gates
-    before, after = bench.run.evaluation("before"), bench.run.evaluation("after")
-    _, gates = compare_evaluations(before.trajectories, after.trajectories, bench.run.comparison, recipe.evaluation)
-    return keep_gates(bench.run, "improvement", gates)
+    if not bench.run.comparison.exists():
+        before, after = bench.run.evaluation("before"), bench.run.evaluation("after")
+        compare_evaluations(before.trajectories, after.trajectories, bench.run.comparison)
 
 
 def _sample(bench: Bench, recipe: Recipe, side: SideName) -> None:

@@ -71,7 +71,7 @@ def _stages(run: str) -> GateHeld | None:
                     learning(run, start)
             reward_model(run)
             evaluation(run, "after")
-            compare(bench, recipe)
+            compare(bench)
             if not bench.run.release.exists() and against(bench) == "champion":
                 evaluation(run, "champion")
             release(run)

@@ -18,7 +18,7 @@ from flows.stage import kept_gates
 from tasks.paths import RunFolder
 
 PARTS = (*HORIZONS, "all")
-STAGES = ("intake", "evaluation-before", "calibration", "evaluation-after", "improvement", "release", "canary", "drift")
+STAGES = ("intake", "evaluation-before", "calibration", "evaluation-after", "release", "canary", "drift")
 
 
 def write_summary(run: RunFolder, held: Gate | None) -> dict[str, Any]:

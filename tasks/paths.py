@@ -12,47 +12,10 @@ from models.policy import policy_name
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One evaluation: its journal, rollouts as sampled, trajectories as verified, and the report."""
+class Sessions:
+    """A set of sampled sessions: its journal, rollouts as sampled, trajectories as verified."""
 
     root: Path
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.root / "rollouts.parquet"
-
-    @property
-    def segments(self) -> Path:
-        return self.root / "segments.parquet"
-
-    @property
-    def trajectories(self) -> Path:
-        return self.root / "trajectories.parquet"
-
-    @property
-    def reference(self) -> Path:
-        """The sampled trajectories alone: what live sessions are compared with."""
-        return self.root / "reference.parquet"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """One iteration: what was chosen, sampled, verified, credited and learnt."""
-
-    root: Path
-    number: int
-
-    @property
-    def selection(self) -> Path:
-        return self.root / "selection.json"
 
     @property
     def journal(self) -> Path:
@@ -68,13 +31,38 @@ class Iteration:
         return self.root / "segments.parquet"
 
     @property
-    def scores(self) -> Path:
-        return self.root / "scores.parquet"
-
-    @property
     def trajectories(self) -> Path:
         """Trajectories with verified outcome and reward terms."""
         return self.root / "trajectories.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Side(Sessions):
+    """One evaluation, and its report."""
+
+    @property
+    def reference(self) -> Path:
+        """The sampled trajectories alone: what live sessions are compared with."""
+        return self.root / "reference.parquet"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration(Sessions):
+    """One iteration: what was chosen, sampled, verified, credited and learnt."""
+
+    number: int
+
+    @property
+    def selection(self) -> Path:
+        return self.root / "selection.json"
+
+    @property
+    def scores(self) -> Path:
+        return self.root / "scores.parquet"
 
     @property
     def batch(self) -> Path:

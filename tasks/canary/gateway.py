@@ -96,7 +96,7 @@ class Gateway:
 
     def load(self, served: Served) -> None:
         """Have the engine serve a release; raises EngineError when what it loads is not what the release pins."""
-        digest = self._pump.call(lambda engine: engine.load_adapter(served.policy_version, served.adapter)).result()
+        digest = self._pump.call(lambda engine: engine.load_adapter(served.release, served.adapter)).result()
         if digest != served.digest:
             raise EngineError(f"{served.release} pins weights {served.digest[:12]}, the engine loaded {digest[:12]}")
 
@@ -174,7 +174,7 @@ class Gateway:
             )
         sample = SampleRequest(
             session=held.session,
-            policy_version=held.route.served.policy_version,
+            policy_version=held.route.served.release,
             token_ids=prompt,
             max_tokens=min(asked.limit or self.config.max_tokens, room),
             temperature=asked.temperature,

@@ -16,10 +16,12 @@ from tasks.canary.sessions import Arm
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A release as the gateway serves it: the policy version an engine knows it by, and the digest of its weights."""
+    """A release as the gateway serves it: its name, by which the engine knows its weights too, and their digest.
+
+    Not by the policy version: two runs may each have a policy-00060, with other weights.
+    """
 
     release: str
-    policy_version: str
     digest: str
     adapter: Path | None = None
 
@@ -104,12 +106,8 @@ def position(session: str) -> float:
 
 
 def served_of(release: Release) -> Served:
-    """A published release as the gateway serves it.
-
-    The engine knows its weights by the release's name: two runs may each have a policy-00060, with other weights.
-    """
-    name = f"release-{release.version}"
-    return Served(name, name, release.digests["policy"], release.policy_path)
+    """A published release as the gateway serves it."""
+    return Served(f"release-{release.version}", release.digests["policy"], release.policy_path)
 
 
 def _checked(share: float) -> float:

@@ -20,12 +20,6 @@ class EvaluationConfig(Config):
     rollouts: int = Field(default=1, ge=0, description="sampled rollouts a problem; 0: greedy only")
     temperature: float = Field(default=1.0, gt=0, description="temperature of the sampled rollouts")
     seed: int = Field(default=0, ge=0, description="seed of the sampled rollouts, the same before and after")
-    minimum_pairs: int = Field(
-        default=50, ge=2, description="rollouts scored on both sides below which the comparison is INCONCLUSIVE"
-    )
-    margin: float = Field(
-        default=0.0, ge=0, le=1, description="gain that the lower end of the 95 % interval must exceed"
-    )
 
     @model_validator(mode="after")
     def _measures_something(self) -> Self:

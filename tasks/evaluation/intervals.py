@@ -1,6 +1,6 @@
 """Intervals and tests for success rates; all at 95 % where nothing else is said.
 
-counts -> Wilson interval;  paired differences -> normal interval;  discordant pairs -> exact p
+counts -> Wilson interval;  paired differences -> Student's interval;  discordant pairs -> exact p
 """
 
 from __future__ import annotations
@@ -47,16 +47,19 @@ def clustered_wilson(outcomes: ArrayLike, clusters: Sequence[str], level: float 
 
 
 def paired_interval(differences: ArrayLike, level: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean of per-problem differences [G], each in -1..1; (-1, 1) when there are none.
+    """Student's interval of the mean of per-problem differences [G], each in -1..1; (-1, 1) when there are none.
 
-    The adjusted Wald interval of Agresti and Min (2005): two problems of difference +-1/sqrt(2) are added, so that the
-    interval never shrinks to a point where all differences are equal. With one rollout a problem it is theirs exactly.
+    Two problems of difference +-1/sqrt(2) are added, as Agresti and Min do (Statistics in Medicine 24, 2005), so that
+    the interval never shrinks to a point where all differences are equal.
     """
+    from scipy.stats import t
+
     difference_G = np.asarray(differences, dtype=np.float64)
     if not difference_G.size:
         return -1.0, 1.0
     adjusted = np.concatenate([difference_G, [math.sqrt(0.5), -math.sqrt(0.5)]])
-    half = _z(level) * float(adjusted.std()) / math.sqrt(adjusted.size)
+    width = float(t.ppf(0.5 + level / 2, adjusted.size - 1))
+    half = width * float(adjusted.std(ddof=1)) / math.sqrt(adjusted.size)
     centre = float(adjusted.mean())
     return max(centre - half, -1.0), min(centre + half, 1.0)
 

@@ -1,6 +1,6 @@
 """Is one policy better than another: the same problems, the same rollout indices, side by side.
 
-trajectories before + trajectories after -> PairedReport per horizon -> gate
+trajectories before + trajectories after -> PairedReport per horizon; whether it is enough is the release gate's to say
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from data_contracts.gates import Gate, Verdict
 from data_contracts.records import HORIZONS, Record, Trajectory
-from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.intervals import mcnemar_exact, paired_interval
 from tasks.evaluation.report import mode_of
 
@@ -52,30 +50,6 @@ def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> PairedR
         horizons={**{h: _difference(part) for h, part in parts.items()}, "all": _difference(scored)},
         excluded=len(both) - len(scored),
         unmatched=len(first.keys() ^ second.keys()),
-    )
-
-
-def improvement_gate(measured: PairedReport, config: EvaluationConfig, horizon: str = "all") -> Gate:
-    """PASS when the whole 95 % interval of the difference lies above the margin, FAIL when none of it does."""
-    found = measured.horizons[horizon]
-    verdict, relation = Verdict.INCONCLUSIVE, "holds"
-    if found.pairs < config.minimum_pairs or found.difference is None:
-        reason = f"only {found.pairs} pairs, {config.minimum_pairs} are needed"
-    else:
-        if found.low > config.margin:
-            verdict, relation = Verdict.PASS, "lies above"
-        elif found.high <= config.margin:
-            verdict, relation = Verdict.FAIL, "does not exceed"
-        reason = (
-            f"difference {found.difference:+.3f}, its 95 % interval [{found.low:+.3f}, {found.high:+.3f}] "
-            f"{relation} {config.margin:g} ({found.pairs} pairs)"
-        )
-    evidence = {"margin": config.margin, "excluded": measured.excluded, "unmatched": measured.unmatched}
-    return Gate(
-        name=f"evaluation.improvement.{horizon}",
-        verdict=verdict,
-        reason=reason,
-        evidence={**found.model_dump(), **evidence},
     )
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.gates import Gate
 from data_contracts.store import read_trajectories, write_json
-from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.paired import PairedReport, improvement_gate, paired
+from tasks.evaluation.paired import PairedReport, paired
 from tasks.evaluation.report import EvaluationReport, by_mode, report
 
 
@@ -24,14 +22,11 @@ def report_evaluation(trajectories: Path, out: Path, weights: dict[str, float]) 
 
 
 @task(name="compare evaluations", cache_policy=NO_CACHE)
-def compare_evaluations(
-    before: Path, after: Path, out: Path, config: EvaluationConfig
-) -> tuple[dict[str, PairedReport], list[Gate]]:
-    """Pair two policies' trajectories mode by mode, write the reports to `out` (.json), and gate the improvement."""
+def compare_evaluations(before: Path, after: Path, out: Path) -> dict[str, PairedReport]:
+    """Pair two policies' trajectories mode by mode, and write the reports to `out` (.json)."""
     first, second = by_mode(read_trajectories(before)), by_mode(read_trajectories(after))
     reports: dict[str, PairedReport] = {
         mode: paired(first.get(mode, []), second.get(mode, [])) for mode in sorted(first.keys() | second.keys())
     }
     write_json(out, {mode: measured.model_dump(mode="json") for mode, measured in reports.items()})
-    headline = reports.get("greedy") or reports.get("sampled") or paired([], [])
-    return reports, [improvement_gate(headline, config)]
+    return reports

@@ -19,6 +19,7 @@ from data_contracts.gates import Gate, Verdict, require
 from data_contracts.records import Trajectory
 from models.registry import Registry
 from models.release import Bundle, Release
+from tasks.evaluation.intervals import paired_interval
 from tasks.release.config import ReleaseConfig
 
 Outcomes = Mapping[str, float | None]
@@ -48,26 +49,16 @@ def outcomes_by_problem(trajectories: Iterable[Trajectory]) -> dict[str, float |
 
 
 def paired_gain(champion: Outcomes, candidate: Outcomes, confidence: float = 0.95) -> PairedGain | None:
-    """Mean paired difference with Student's interval; None without a pair.
-
-    One pseudo-pair, half a win and half a loss for each side, is added (Agresti and Min, Statistics in Medicine 24,
-    2005): the plain interval is too narrow where few pairs differ. Centre and width are of the n + 2 pairs.
-    """
-    from scipy import stats
-
+    """Mean paired difference with the interval of `paired_interval`; None without a pair."""
     both = [(before, after) for key in champion if _known(before := champion[key], after := candidate.get(key))]
     differences = [after - before for before, after in both if before is not None and after is not None]
     n = len(differences)
     if n == 0:
         return None
-    total, squares = sum(differences), sum(value * value for value in differences)
-    # the two pseudo-pairs: cells +.5 for (1, 0), (0, 1), (0, 0) and (1, 1)
-    centre = total / (n + 2)
-    variance = ((squares + 1) / (n + 2) - centre**2) / (n + 1)
-    half = float(stats.t.ppf(0.5 + confidence / 2, n + 1)) * math.sqrt(max(variance, 0.0))
+    low, high = paired_interval(differences, confidence)
     better = sum(value > 0 for value in differences)
     worse = sum(value < 0 for value in differences)
-    return PairedGain(total / n, max(centre - half, -1.0), min(centre + half, 1.0), n, better, worse)
+    return PairedGain(sum(differences) / n, low, high, n, better, worse)
 
 
 def release_gate(champion: Outcomes, candidate: Outcomes, config: ReleaseConfig) -> Gate:

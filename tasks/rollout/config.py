@@ -10,7 +10,6 @@ from data_contracts.config import Config
 class RolloutConfig(Config):
     """How rollouts for training are sampled, how many at a time, and when their batch may train."""
 
-    problems_per_iteration: int = Field(default=16, ge=1, description="problems (groups) in one iteration")
     rollouts_per_problem: int = Field(default=8, ge=2, description="rollouts of a problem: the size of its group")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature; the trainer scores under it too")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus of training rollouts: 1, the whole distribution")

@@ -21,8 +21,8 @@ from tasks.rollout.engine import Completion, EngineError, SampleRequest
 from tasks.rollout.sandbox import WarmPool
 from tasks.rollout.slot_engine import SlotEngine
 
-CHAMPION = Served("release-1", "release-1", "digest-1", None)
-CANDIDATE = Served("release-2", "release-2", "digest-2", Path("candidate"))
+CHAMPION = Served("release-1", "digest-1", None)
+CANDIDATE = Served("release-2", "digest-2", Path("candidate"))
 
 
 class ScriptedEngine:
@@ -32,7 +32,7 @@ class ScriptedEngine:
         self.chat, self.script = chat, script
         self.held: dict[str, tuple[SampleRequest, Completion | EngineError]] = {}
         self.turns: dict[str, int] = {}
-        self.digests = {s.policy_version: s.digest for s in (CHAMPION, CANDIDATE)}
+        self.digests = {s.release: s.digest for s in (CHAMPION, CANDIDATE)}
         self.silent = threading.Event()
         self.contexts: list[list[int]] = []
 

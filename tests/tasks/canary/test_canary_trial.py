@@ -232,9 +232,9 @@ def test_a_newer_candidate_ends_the_trial_and_never_falls_back_to_the_older(
 ) -> None:
     """The older one would have won."""
     engine = scripted(by_version(NOTHING, QUICK))
-    engine.digests["policy-00003"] = "digest-3"
+    engine.digests["release-3"] = "digest-3"
     gateway = open_gateway(engine)
-    newer = Served("release-3", "policy-00003", "digest-3")
+    newer = Served("release-3", "digest-3")
     report = run_trial(
         gateway, candidate, problems, pools, CONFIG, tmp_path / "canary",
         lambda session: gateway.begin(newer, 0.25) if gateway.routes.candidate == candidate else None,

@@ -55,19 +55,16 @@ def test_clustered_wilson_covers_where_the_plain_one_does_not():
     assert covered["plain"] / 300 < 0.75
 
 
-def test_paired_interval_is_agresti_and_min_on_single_pairs():
-    gained, lost, same = 12, 3, 85
-    n = gained + lost + same
-    centre = (gained - lost) / (n + 2)
-    variance = ((gained + lost + 1) / (n + 2) - centre**2) / (n + 2)
-    expected = (centre - 1.959964 * variance**0.5, centre + 1.959964 * variance**0.5)
-    differences = [1] * gained + [-1] * lost + [0] * same
-    assert paired_interval(differences) == pytest.approx(expected, abs=1e-6)
+def test_paired_interval_by_hand():
+    # 12 gained, 3 lost, 85 equal; with the added two n = 102, mean 9/102, mean square 16/102
+    centre = 9 / 102
+    half = 1.98373 * ((16 / 102 - centre**2) / 101) ** 0.5  # Student's t, 101 degrees of freedom
+    assert paired_interval([1] * 12 + [-1] * 3 + [0] * 85) == pytest.approx((centre - half, centre + half), abs=1e-5)
 
 
 def test_paired_interval_never_shrinks_to_a_point():
     low, high = paired_interval([0.0] * 100)
-    assert (low, high) == pytest.approx((-high, 0.0192), abs=1e-3)
+    assert (low, high) == pytest.approx((-high, 1.98373 * (1 / 102 / 101) ** 0.5), abs=1e-5)
     assert paired_interval([]) == (-1, 1)
     assert paired_interval([1.0, 1.0])[1] == 1
 
