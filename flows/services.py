@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_contracts.errors import UserError
+from models.mlflow_client import QUIET
 
 HOST = "127.0.0.1"
 START_SECONDS = 180.0
@@ -31,11 +32,10 @@ HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
 SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 
 NO_TELEMETRY = {
-    "DO_NOT_TRACK": "1",
+    **QUIET,
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",

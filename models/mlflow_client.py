@@ -8,7 +8,6 @@ Importing mlflow costs seconds, so it happens inside `connect`, not when this mo
 from __future__ import annotations
 
 import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
+    "DO_NOT_TRACK": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
@@ -40,7 +39,6 @@ def file_lock(path: Path) -> Iterator[None]:
 
 def connect(tracking_uri: str) -> MlflowClient:
     """A client for `tracking_uri`; a sqlite database that does not exist yet is made, by one process at a time."""
-    os.environ.update(QUIET)
     from mlflow import MlflowClient
 
     database = _sqlite_file(tracking_uri)

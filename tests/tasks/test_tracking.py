@@ -194,6 +194,19 @@ def test_telemetry_is_off_and_logs_are_quiet(tracker: Tracker) -> None:
     assert logging.getLogger("mlflow").getEffectiveLevel() >= logging.WARNING
 
 
+def test_telemetry_is_off_though_deepspeed_imports_mlflow_first() -> None:
+    script = (
+        "import models.policy, deepspeed, logging, mlflow\n"
+        "from mlflow.telemetry.client import get_telemetry_client\n"
+        "assert get_telemetry_client() is None\n"
+        "assert logging.getLogger('mlflow').getEffectiveLevel() == logging.WARNING\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if "TELEMETRY" not in k and not k.startswith("MLFLOW")}
+    environment.pop("DO_NOT_TRACK", None)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, env=environment)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
 def test_modules_do_not_import_mlflow() -> None:
     script = "import sys, models.registry, tasks.tracking, tasks.release.publish; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=300, check=False).returncode == 0
