@@ -56,15 +56,15 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path}: not JSON ({error}): delete the file, it is written again") from error
 
 
-def append_jsonl(path: str | Path, line: str) -> None:
-    """Append one line of JSON and force it to disk; a torn tail that a kill left is cut off first."""
-    if "\n" in line:
+def append_jsonl(path: str | Path, *lines: str) -> None:
+    """Append lines of JSON and force them to disk together; a torn tail that a kill left is cut off first."""
+    if any("\n" in line for line in lines):
         raise ValueError("a JSON line must not hold a line break: serialise without indent")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _mend_tail(file)
-        file.write(line.encode() + b"\n")
+        file.write("".join(f"{line}\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,31 +1,47 @@
 """The starter model from nothing but a seed: `ratchet starter build`.
 
-training problems -> demonstrations -> tokenizer -> skilled stage -> careless stage -> model folder
+training problems -> demonstrations -> tokenizer -> skilled stage -> careless stage -> model folder -> model card
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
+
+from pydantic import Field
 
 from data_contracts.config import Config
-from data_contracts.records import HORIZONS, Horizon
+from data_contracts.records import HORIZONS, Horizon, Problem
 from flows import progress
-from tasks.rollout.demonstrations import CARELESS, SKILLED, Demonstration, Habits, demonstrate
+from tasks.rollout.demonstrations import CARELESS, SKILLED, Demonstration, Habits, demonstrate, with_more_bugs
 
-SKILLED_DEMONSTRATIONS: dict[Horizon, int] = {"short": 14000, "medium": 3500, "long": 600}
-CARELESS_DEMONSTRATIONS: dict[Horizon, int] = {"short": 2000, "medium": 300, "long": 60}
 TOKENIZER_TEXTS = 6000
 PROBLEM_SEED = 1_000_000
 """Demonstrations use problems of their own, all on the training side of the split."""
+CHUNK = 250
+PROCESSES = 2
 
 
 class BuildConfig(Config):
     """How many demonstrations each stage of the warm-up sees."""
 
-    skilled: dict[Horizon, int] = SKILLED_DEMONSTRATIONS
-    careless: dict[Horizon, int] = CARELESS_DEMONSTRATIONS
+    skilled: dict[Horizon, int] = Field(default={"short": 24_000, "medium": 6_000, "long": 750})
+    careless: dict[Horizon, int] = Field(default={"short": 2_000, "medium": 300, "long": 60})
+
+
+class _Chunk(NamedTuple):
+    """Demonstrations that one process makes: all that decides them."""
+
+    name: str
+    seed: int
+    horizon: Horizon
+    count: int
+    habits: Habits
 
 
 def build_starter(out: Path, seed: int, config: BuildConfig | None = None) -> Path:
@@ -59,17 +75,39 @@ def _reporter(tick: Callable[..., None]) -> Callable[[int, int, float], None]:
     return on_step
 
 
-def _demonstrations(name: str, counts: Mapping[Horizon, int], habits: Habits, seed: int) -> list[Demonstration]:
-    from tasks.curriculum.generator.problems import generate
+def _demonstrations(name: str, counts: dict[Horizon, int], habits: Habits, seed: int) -> list[Demonstration]:
+    """All demonstrations of a stage in random order, made by processes of their own."""
+    chunks = list(_chunks(name, counts, habits, seed))
+    found: list[Demonstration] = []
+    with (
+        ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as workers,
+        progress.stage(f"demonstrations: {name}", sum(counts.values())) as tick,
+    ):
+        for made in workers.map(_demonstrate, chunks):
+            found += made
+            tick(len(made))
+    Random(f"order/{seed}").shuffle(found)
+    return found
+
+
+def _chunks(name: str, counts: dict[Horizon, int], habits: Habits, seed: int) -> Iterator[_Chunk]:
+    for horizon in (horizon for horizon in HORIZONS if counts.get(horizon)):
+        for start in range(0, counts[horizon], CHUNK):
+            yield _Chunk(name, PROBLEM_SEED * (seed + 1) + start, horizon, min(CHUNK, counts[horizon] - start), habits)
+
+
+def _demonstrate(chunk: _Chunk) -> list[Demonstration]:
+    from tasks.curriculum.generator.problems import stream
     from tasks.rollout.sandbox import WarmPool
 
-    rng, found = Random(f"{name}/{seed}"), []
-    with WarmPool(2) as pool, progress.stage(f"demonstrations: {name}", sum(counts.values())) as tick:
-        for horizon in (horizon for horizon in HORIZONS if counts.get(horizon)):
-            for problem in generate(PROBLEM_SEED + seed, "train", horizon, counts[horizon]):
-                found.append(demonstrate(problem, habits, rng, pool))
-                tick()
-    return found
+    rng = Random(f"{chunk.name}/{chunk.seed}/{chunk.horizon}")
+    with WarmPool(1) as pool:
+        problems = islice(stream(chunk.seed, "train", chunk.horizon), chunk.count)
+        return [demonstrate(_practice(problem, chunk.habits, rng), chunk.habits, rng, pool) for problem in problems]
+
+
+def _practice(problem: Problem, habits: Habits, rng: Random) -> Problem:
+    return with_more_bugs(problem, rng.choice(habits.more_bugs), rng)
 
 
 def _text(demonstration: Demonstration) -> str:

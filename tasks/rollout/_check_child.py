@@ -19,6 +19,7 @@ import sys
 from _blake2 import blake2b
 from _thread import get_ident
 from collections.abc import Callable
+from importlib import import_module
 from os import stat, write
 from sys import _getframe
 from types import TracebackType
@@ -229,7 +230,9 @@ def _text(function: Callable[[Any], str], value: object) -> str:
 
 def _load(modules: list[str], space: dict[str, Any]) -> None:
     for name in modules:
-        exec(f"from {name} import *", space)
+        # not `import *`, which would hide _private functions and whatever __all__ leaves out
+        names = vars(import_module(name))
+        space.update((key, value) for key, value in names.items() if not (key.startswith("__") and key.endswith("__")))
 
 
 def _step(step: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:

@@ -8,13 +8,14 @@ makes the same mistakes without loss on them, and shows how to recover.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from random import Random
 from typing import Any, NamedTuple
 
 from data_contracts.records import Problem, ToolCall
-from tasks.curriculum.generator.bugs import bugs_of
+from tasks.curriculum.generator.bugs import Bug, bugs_of
 from tasks.curriculum.generator.problems import FILE
 from tasks.curriculum.generator.split import all_on
 from tasks.rollout.environments.repair import RepairSession
@@ -38,21 +39,41 @@ class Demonstration(NamedTuple):
 
 
 class Habits(NamedTuple):
-    """How an expert works. Probabilities of: a wrong edit; testing after an edit; giving up on a failure."""
+    """How an expert works. Probabilities of: a wrong edit; testing after an edit; giving up on a failure.
+
+    `more_bugs` are the numbers of further bugs, drawn from evenly, that its problems are given.
+    """
 
     wrong_edit: float
     test: float
     give_up: float
     train_on_mistakes: bool
+    more_bugs: tuple[int, ...] = (0,)
 
 
-SKILLED = Habits(wrong_edit=0.25, test=1.0, give_up=0.0, train_on_mistakes=False)
+SKILLED = Habits(wrong_edit=0.25, test=1.0, give_up=0.0, train_on_mistakes=False, more_bugs=(0, 0, 1, 2))
 CARELESS = Habits(wrong_edit=0.45, test=0.35, give_up=0.7, train_on_mistakes=True)
 
 
 def call_text(name: str, **arguments: Any) -> str:
     """A tool call as a model message, in the Hermes form."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def with_more_bugs(problem: Problem, n: int, rng: Random) -> Problem:
+    """The problem with up to `n` further lines broken, and the turns to mend them: more decisions to learn from a text.
+
+    Every function keeps to the training side of the split, broken or not.
+    """
+    source, limits = problem.files[FILE], problem.limits
+    for _ in range(n):
+        right, lines = problem.solution[FILE].splitlines(), source.splitlines()
+        whole = [bug for bug in _bugs_in(source) if lines[bug.line] == right[bug.line]]
+        rng.shuffle(whole)
+        broken = ("\n".join([*lines[: bug.line], bug.text, *lines[bug.line + 1 :]]) + "\n" for bug in whole)
+        source = next((text for text in broken if _parses(text) and all_on(text, "train")), source)
+    turns = limits.model_copy(update={"turns": limits.turns + 2 * n})
+    return problem.model_copy(update={"files": {FILE: source}, "limits": turns})
 
 
 def demonstrate(problem: Problem, habits: Habits, rng: Random, sandboxes: WarmPool) -> Demonstration:
@@ -98,10 +119,9 @@ def _wrong_lines(session: RepairSession, problem: Problem) -> list[tuple[int, st
 
 
 def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int, str] | None:
-    """A plausible wrong edit that keeps every function on the problem's side of the split."""
+    """A plausible wrong edit, in the function of the first wrong line, that keeps to the training side of the split."""
     now, right = session.files[FILE].splitlines(), problem.solution[FILE].splitlines()
-    first = max(number for number in range(_wrong_lines(session, problem)[0][0]) if now[number].startswith("def "))
-    last = next((n for n in range(first + 1, len(now)) if now[n].startswith("def ")), len(now))
+    first, last = _function_around(now, _wrong_lines(session, problem)[0][0] - 1)
     candidates = bugs_of("\n".join(right[first:last]))
     rng.shuffle(candidates)
     for bug in candidates:
@@ -110,3 +130,28 @@ def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int
         if bug.text != now[number] and all_on(edited, "train"):
             return number + 1, bug.text
     return None
+
+
+def _function_around(lines: list[str], index: int) -> tuple[int, int]:
+    """The lines [first, last) of the function that holds line `index`."""
+    first = max(number for number in range(index + 1) if lines[number].startswith("def "))
+    return first, next((n for n in range(first + 1, len(lines)) if lines[n].startswith("def ")), len(lines))
+
+
+def _bugs_in(source: str) -> list[Bug]:
+    """Every single-line bug of a module's functions."""
+    lines = source.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("def ")]
+    found = []
+    for start in starts:
+        _, end = _function_around(lines, start)
+        found += [bug._replace(line=start + bug.line) for bug in bugs_of("\n".join(lines[start:end]))]
+    return found
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True

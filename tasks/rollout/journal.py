@@ -1,6 +1,6 @@
 """Finished rollouts on disk, one JSON line each, so that a killed run goes on from them.
 
-add(rollout) -> fsynced line;  open again -> finished(id)
+add(rollouts) -> lines under one fsync;  open again -> finished(id)
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Journal:
         """The rollout of that id, if it is done."""
         return self._finished.get(trajectory_id)
 
-    def add(self, rollout: Rollout) -> None:
-        """Keep a finished rollout; it is on disk when this returns. One id is kept once."""
-        key = rollout.trajectory.id
-        if key in self._finished:
-            raise ValueError(f"rollout {key} is in the journal already")
-        append_jsonl(self.path, rollout.model_dump_json())
-        self._finished[key] = rollout
+    def add(self, *rollouts: Rollout) -> None:
+        """Keep finished rollouts; they are on disk when this returns. One id is kept once."""
+        for rollout in rollouts:
+            if rollout.trajectory.id in self._finished:
+                raise ValueError(f"rollout {rollout.trajectory.id} is in the journal already")
+        append_jsonl(self.path, *(rollout.model_dump_json() for rollout in rollouts))
+        self._finished.update((rollout.trajectory.id, rollout) for rollout in rollouts)
 
     def _rollout(self, row: object, number: int) -> Rollout:
         try:

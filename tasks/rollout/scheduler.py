@@ -91,10 +91,11 @@ def run_sessions(
     waiting = deque((place, job, 0) for place, job in enumerate(jobs) if place not in done)
     with _Scheduler(engine, start, waiting, capacity, tool_workers, tool_latency_polls, retries) as scheduler:
         while not scheduler.idle:
-            for place, rollout in scheduler.tick():
-                done[place] = rollout
-                if journal is not None:
-                    journal.add(rollout)
+            ended = dict(scheduler.tick())
+            if journal is not None and ended:
+                journal.add(*ended.values())
+            done |= ended
+            for rollout in ended.values():
                 if on_done:
                     on_done(rollout)
     return [done[place] for place in range(len(jobs))]

@@ -116,7 +116,12 @@ def test_messages_have_at_most_80_characters_and_keep_both_ends(pool: WarmPool) 
     assert text.startswith("assert f(500) == 'zzz") and " : got 'yyyy" in text and text.endswith("...")
 
 
-def test_files_of_a_package_are_modules_and_star_imported(pool: WarmPool) -> None:
+def test_checks_see_private_names_and_what_all_leaves_out(pool: WarmPool) -> None:
+    source = "__all__ = ['g']\ndef _f(x):\n    return x\ndef h(x):\n    return x\n"
+    assert verdict(pool, source, "assert _f(2) == 2", "assert h(3) == 3").passed == 2
+
+
+def test_files_of_a_package_are_modules_whose_names_checks_see(pool: WarmPool) -> None:
     files = {
         "pkg/__init__.py": "a = 1",
         "pkg/part.py": "from pkg import a\nb = a + 1",
