@@ -18,6 +18,7 @@ from pydantic import Field
 from data_contracts.config import Config
 from data_contracts.records import HORIZONS, Horizon, Problem
 from flows import progress
+from flows.starter_card import Made, write_card
 from tasks.rollout.demonstrations import CARELESS, SKILLED, Demonstration, Habits, demonstrate, with_more_bugs
 
 TOKENIZER_TEXTS = 6000
@@ -28,10 +29,11 @@ PROCESSES = 2
 
 
 class BuildConfig(Config):
-    """How many demonstrations each stage of the warm-up sees."""
+    """How many demonstrations each stage of the warm-up sees, and how many problems the model card reports on."""
 
     skilled: dict[Horizon, int] = Field(default={"short": 24_000, "medium": 6_000, "long": 750})
     careless: dict[Horizon, int] = Field(default={"short": 2_000, "medium": 300, "long": 60})
+    evaluation: dict[Horizon, int] = Field(default={"short": 320, "medium": 160, "long": 80})
 
 
 class _Chunk(NamedTuple):
@@ -63,8 +65,10 @@ def build_starter(out: Path, seed: int, config: BuildConfig | None = None) -> Pa
         with progress.stage(f"warm-up: {name}", None) as tick:
             on_step = _reporter(tick)
             warm_up(model, examples, settings, rate=rate, copy_share=copy_share, on_step=on_step)
+        model.half().float()  # a stage ends with what its folder would hold
     out.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, out)
+    write_card(out, Made(seed, len(skilled), len(careless)), counts.evaluation)
     return out
 
 

@@ -52,7 +52,7 @@ class Habits(NamedTuple):
 
 
 SKILLED = Habits(wrong_edit=0.25, test=1.0, give_up=0.0, train_on_mistakes=False, more_bugs=(0, 0, 1, 2))
-CARELESS = Habits(wrong_edit=0.45, test=0.35, give_up=0.7, train_on_mistakes=True)
+CARELESS = Habits(wrong_edit=0.35, test=0.35, give_up=0.7, train_on_mistakes=True)
 
 
 def call_text(name: str, **arguments: Any) -> str:
@@ -119,9 +119,15 @@ def _wrong_lines(session: RepairSession, problem: Problem) -> list[tuple[int, st
 
 
 def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int, str] | None:
-    """A plausible wrong edit, in the function of the first wrong line, that keeps to the training side of the split."""
+    """A plausible wrong edit in the function of the first wrong line; half of the time it writes a right line again.
+
+    It keeps to the training side of the split.
+    """
     now, right = session.files[FILE].splitlines(), problem.solution[FILE].splitlines()
     first, last = _function_around(now, _wrong_lines(session, problem)[0][0] - 1)
+    again = [(n + 1, now[n]) for n in range(first + 2, last) if now[n] and now[n] == right[n]]
+    if again and rng.random() < 0.5:
+        return rng.choice(again)
     candidates = bugs_of("\n".join(right[first:last]))
     rng.shuffle(candidates)
     for bug in candidates:

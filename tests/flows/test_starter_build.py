@@ -9,7 +9,7 @@ from models.chat import Chat
 from models.fingerprint import digest_model
 from models.policy import load_base
 
-FEW = BuildConfig(skilled={"short": 12, "medium": 2}, careless={"short": 4})
+FEW = BuildConfig(skilled={"short": 12, "medium": 2}, careless={"short": 4}, evaluation={"short": 2})
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,12 @@ def test_the_folder_loads_and_speaks_the_chat_form(starter: Path) -> None:
     chat = Chat(base.tokenizer)
     assert len(chat.completion('<tool_call>\n{"name": "test", "arguments": {}}\n</tool_call>')) == 2
     assert base.model.config.vocab_size == len(base.tokenizer)
+
+
+def test_the_card_tells_the_command_and_what_the_model_solves(starter: Path) -> None:
+    card = (starter / "README.md").read_text()
+    assert "ratchet starter build --seed 0" in card
+    assert "| short | greedy | 2 | 0.0% (" in card and "| short | temperature 1 | 2 | 0.0% (" in card
 
 
 def test_the_committed_starter_is_small_and_loads() -> None:

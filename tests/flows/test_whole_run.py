@@ -11,12 +11,12 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from data_contracts.store import read_trajectories
-from tasks.paths import RunFolder
+from data_contracts.store import read_json, read_trajectories
+from tasks.paths import Iteration, RunFolder
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "infra" / "recipes" / "smoke.toml"
@@ -77,6 +77,11 @@ def in_release(home: Path) -> bool:
     return began(home) and (run_of(home).gates / "release.json").exists() and not run_of(home).release.exists()
 
 
+def metrics_of(iteration: Iteration) -> dict[str, float]:
+    """What was measured of an iteration, but for how long things took."""
+    return {name: value for name, value in read_json(iteration.metrics).items() if "seconds" not in name}
+
+
 def check_product(run: RunFolder) -> dict[str, Any]:
     """Each rollout once, each iteration once, one release beside the first champion; returns the summary."""
     summary: dict[str, Any] = json.loads(run.summary.read_text())
@@ -92,33 +97,50 @@ def check_product(run: RunFolder) -> dict[str, Any]:
     return summary
 
 
-def test_to_the_end_and_again(tmp_path: Path) -> None:
-    environment = marked()
-    done = subprocess.run([*COMMAND, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    run = run_of(tmp_path)
-    summary = check_product(run)
+class Done(NamedTuple):
+    """A run that went to its end undisturbed."""
+
+    home: Path
+    run: RunFolder
+    process: subprocess.CompletedProcess[str]
+    mark: str
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    home, environment = tmp_path_factory.mktemp("whole"), marked()
+    done = subprocess.run([*COMMAND, str(home)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return Done(home, run_of(home), done, environment["RATCHET_TEST_MARK"])
+
+
+def test_to_the_end(whole: Done) -> None:
+    assert whole.process.returncode == 0, whole.process.stderr[-3000:]
+    summary = check_product(whole.run)
     assert summary["release"]["promoted"]
     assert {gate["verdict"] for gate in summary["gates"] if gate["name"] == "rollout mismatch"} == {"PASS"}
-    assert "verified success on held-out problems" in done.stdout
-    assert run.report.stat().st_size > 20_000
-    assert alive(environment["RATCHET_TEST_MARK"]) == []
+    assert "verified success on held-out problems" in whole.process.stdout
+    assert whole.run.report.stat().st_size > 20_000
+    assert alive(whole.mark) == []
 
-    written = {path: path.stat().st_mtime_ns for path in run.root.rglob("*") if path.is_file()}
-    again = subprocess.run([*COMMAND, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+
+def test_the_same_command_again_does_nothing_anew(whole: Done) -> None:
+    written = {path: path.stat().st_mtime_ns for path in whole.run.root.rglob("*") if path.is_file()}
+    again = subprocess.run([*COMMAND, str(whole.home)], cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0
     assert "--fresh starts another" in again.stderr
-    assert {path: path.stat().st_mtime_ns for path in run.root.rglob("*") if path.is_file()} == written
+    assert {path: path.stat().st_mtime_ns for path in whole.run.root.rglob("*") if path.is_file()} == written
 
-    status = [sys.executable, "-m", "flows.cli", "status", "--json", "--home", str(tmp_path)]
+
+def test_status_tells_the_champion_and_the_runs(whole: Done) -> None:
+    status = [sys.executable, "-m", "flows.cli", "status", "--json", "--home", str(whole.home)]
     found = json.loads(subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     champion = found["champions"]["smoke-agent"]
-    assert (champion["version"], champion["policy"], champion["run"]) == (2, "policy-00003", run.id)
+    assert (champion["version"], champion["policy"], champion["run"]) == (2, "policy-00003", whole.run.id)
     assert set(champion["components"]) == {"base", "policy", "reward"}
     assert [state["state"] for state in found["runs"]] == ["finished"]
 
 
-def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(tmp_path: Path) -> None:
+def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(whole: Done, tmp_path: Path) -> None:
     kept: dict[Path, int] = {}
     for moment in (in_rollouts, in_training, in_release):
         environment = marked()
@@ -135,4 +157,9 @@ def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(tmp_path: P
     done = subprocess.run([*COMMAND, str(tmp_path / "home")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "something done was done again"
-    assert check_product(run_of(tmp_path / "home"))["release"]["promoted"]
+    run = run_of(tmp_path / "home")
+    assert check_product(run)["release"]["promoted"]
+    for number in range(ITERATIONS):
+        here, there = run.iteration(number), whole.run.iteration(number)
+        assert read_json(here.selection) == read_json(there.selection)
+        assert metrics_of(here) == pytest.approx(metrics_of(there), abs=1e-6), "one seed, and yet other metrics"

@@ -32,9 +32,9 @@ class Size(NamedTuple):
 
 
 SIZES: dict[Horizon, Size] = {
-    "short": Size(functions=1, bugs=1, turns=6, tokens=180),
-    "medium": Size(functions=2, bugs=2, turns=9, tokens=300),
-    "long": Size(functions=3, bugs=3, turns=14, tokens=450),
+    "short": Size(functions=1, bugs=1, turns=8, tokens=200),
+    "medium": Size(functions=2, bugs=2, turns=12, tokens=330),
+    "long": Size(functions=3, bugs=3, turns=18, tokens=500),
 }
 WORDS = ("sea otter", "books", "toasted", "a cat", "Odd", "tea", "", "best coast", "decoded", "x", "ottoman")
 
