@@ -31,23 +31,29 @@ class Rejected(NamedTuple):
 
 
 class PackReading(NamedTuple):
-    """What a pack held, in the order of its lines."""
+    """What a pack held, in the order of its lines; `lines` tells the line of each problem by its id."""
 
     problems: list[Problem]
     rejected: list[Rejected]
+    lines: dict[str, int]
+
+
+def pack_file(path: str | Path) -> Path:
+    """The file of a pack that is given as its folder or its file; UserError where there is none."""
+    path = Path(path)
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: give a folder with {FILE}, one problem a line, or such a file.")
+    return file
 
 
 def read_pack(path: str | Path) -> PackReading:
     """Read a pack's folder or file. A missing file is a UserError; a bad line is rejected and the others are kept."""
-    path = Path(path)
-    file = path / FILE if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{file} does not exist: give a folder with {FILE}, one problem a line, or such a file")
-    reading = PackReading([], [])
-    lines: dict[str, int] = {}
+    file = pack_file(path)
+    reading = PackReading([], [], {})
     for number, line in enumerate(file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
-            _take(reading, lines, file, number, line)
+            _take(reading, file, number, line)
     return reading
 
 
@@ -58,9 +64,10 @@ def write_pack(folder: str | Path, problems: Iterable[Problem]) -> Path:
     return path
 
 
-def _take(reading: PackReading, lines: dict[str, int], file: Path, number: int, line: bytes) -> None:
+def _take(reading: PackReading, file: Path, number: int, line: bytes) -> None:
     """Put one line among the problems or among the rejected."""
     name: str | None = None
+    lines = reading.lines
     try:
         fields = _parse(line)
         name = fields["id"] if isinstance(fields.get("id"), str) else None

@@ -2,8 +2,8 @@
 
 run | up | status | report | problems check, make | starter build
 
-Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 2 a mistake of the
-user's (one sentence on standard error), 3 a gate held the run.
+Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
+found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def run(
 ) -> None:
     """Run a recipe from problems to release, or go on with a run of it that was interrupted."""
     from flows.launch import run_recipe
-    from flows.recipe import load_recipe
+    from flows.recipe import load_recipe, place_of
 
-    run_recipe(load_recipe(recipe, changes or []), home, fresh=fresh)
+    given = changes or []
+    run_recipe(load_recipe(recipe, given), home, fresh=fresh, place=lambda *keys: place_of(recipe, given, *keys))
 
 
 @app.command()

@@ -5,22 +5,29 @@ recipe -> run folder -> Prefect API -> post_train -> closing table
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
+from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld
 from flows import progress
 from flows.closing import show_summary
 from flows.recipe import Recipe
 from flows.runs import choose_run, state_of
 from flows.services import prefect_api
+from models.policy import model_fault
 from tasks.paths import RunFolder
+from tasks.training.config import check_sampling
 
 DRAIN_SECONDS = 60.0
 
+Place = Callable[..., str]
+"""Where a recipe gives the value of a key, `file:line`: place("policy", "base")."""
 
-def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
+
+def run_recipe(recipe: Recipe, home: Path, *, fresh: bool, place: Place) -> None:
     """Run to the end, or go on; a run that has ended is shown again. Raises `GateHeld` when a gate held it."""
     run = choose_run(home, recipe, fresh=fresh)
     console = Console(stderr=True)
@@ -29,7 +36,7 @@ def run_recipe(recipe: Recipe, home: Path, *, fresh: bool) -> None:
         console.print(f"[dim]{run.id} was run before; --fresh starts another.")
         _raise_if_held(summary.get("held"))
         return
-    check_base(recipe)
+    check_given(recipe, place)
     console.print(f"[bold]{run.id}[/] in {run.root}")
     with prefect_api(home, meanwhile=_imports), progress.shown(console):
         held = _run(recipe, home, run)
@@ -55,18 +62,28 @@ def _run(recipe: Recipe, home: Path, run: RunFolder) -> GateHeld | None:
     return None
 
 
-def check_base(recipe: Recipe) -> None:
-    """A base that is no model, a pack that is not there: said before anything is started."""
-    from data_contracts.errors import UserError
-
-    base = Path(recipe.policy.base)
-    if not (base / "config.json").is_file():
-        message = f"policy.base = {recipe.policy.base!r} is no model folder (it has no config.json)"
-        raise UserError(f"{message}: give the folder of a saved causal language model.")
+def check_given(recipe: Recipe, place: Place) -> None:
+    """A base that is no model, a pack that is not there, two temperatures: said before anything is started."""
+    if fault := model_fault(Path(recipe.policy.base)):
+        message = f"policy.base = {recipe.policy.base!r} is no model folder ({fault})"
+        raise UserError(f"{place('policy', 'base')}: {message}: give the folder of a saved causal language model.")
     for key in ("pack", "heldout_pack"):
         pack = getattr(recipe.curriculum, key)
-        if pack is not None and not Path(pack).exists():
-            raise UserError(f"curriculum.{key} = {pack!r} does not exist: give a folder with problems.jsonl.")
+        if pack is not None:
+            _check_pack(pack, f"{place('curriculum', key)}: curriculum.{key} = {pack!r}")
+    try:
+        check_sampling(recipe.training, temperature=recipe.rollout.temperature, top_p=recipe.rollout.top_p)
+    except UserError as error:
+        raise UserError(f"{place('rollout', 'temperature')}: {error}") from error
+
+
+def _check_pack(pack: str, where: str) -> None:
+    from data_contracts.problems import pack_file
+
+    try:
+        pack_file(pack)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _imports() -> None:

@@ -64,5 +64,5 @@ def _table(file: Path, reading: PackReading, results: dict[str, IntakeResult]) -
         table.add_row(str(bad.line), bad.id or "-", escape(bad.reason.removeprefix(f"{file}:{bad.line}: ")))
     for problem in reading.problems:
         if not results[problem.id].admitted:
-            table.add_row("", problem.id, escape(results[problem.id].reason))
+            table.add_row(str(reading.lines[problem.id]), problem.id, escape(results[problem.id].reason))
     return table

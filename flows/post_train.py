@@ -60,6 +60,7 @@ def _stages(run: str) -> GateHeld | None:
     """All stages in order, until the end or the gate that held."""
     with at_work(run) as (bench, recipe):
         bench.trainer  # noqa: B018 - its imports take as long as everything up to the first batch
+        bench.chat  # noqa: B018 - a base that does not load is refused before anything is spent
         record_start(bench, recipe)
         bench.champion()  # one that rests on another base is refused before anything is spent
         try:

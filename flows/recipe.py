@@ -104,6 +104,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(_explain(file, text, sources, error)) from error
 
 
+def place_of(path: str | Path, overrides: Sequence[str], *keys: str) -> str:
+    """Where a recipe was told the value of a key: an override, or `file:line`."""
+    sources = {_keys(override): f"--set {override}" for override in overrides}
+    return _place(Path(path), _read(Path(path)), sources, keys)
+
+
 def _read(file: Path) -> str:
     if not file.is_file():
         near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1)
@@ -117,8 +123,8 @@ def _read(file: Path) -> str:
 
 def _override(data: dict[str, Any], override: str) -> tuple[str, ...]:
     """Put `a.b=value` into `data`; the value is TOML, or a text where it is none."""
-    name, equals, value = override.partition("=")
-    keys = tuple(part.strip() for part in name.split("."))
+    _, equals, value = override.partition("=")
+    keys = _keys(override)
     if not equals or not all(keys):
         raise UserError(f"--set {override}: no assignment: write for example --set training.learning_rate=1e-3")
     table = data
@@ -129,6 +135,10 @@ def _override(data: dict[str, Any], override: str) -> tuple[str, ...]:
         table = inner
     table[keys[-1]] = _parsed(value)
     return keys
+
+
+def _keys(override: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
 
 
 def _parsed(value: str) -> Any:
@@ -144,10 +154,7 @@ def _explain(file: Path, text: str, sources: dict[tuple[str, ...], str], error: 
     faults = error.errors()
     first = faults[0]
     keys = tuple(str(part) for part in first["loc"])
-    where = next((source for known, source in sources.items() if keys[: len(known)] == known), None)
-    if where is None:
-        line = line_of(text, keys)
-        where = f"{file}:{line}" if line else str(file)
+    where = _place(file, text, sources, keys)
     name = ".".join(keys)
     if first["type"] == "extra_forbidden":
         sentence = f"unknown key {name}: {_closest(keys)}"
@@ -159,6 +166,13 @@ def _explain(file: Path, text: str, sources: dict[tuple[str, ...], str], error: 
         sentence = f"{written}: {message}{remedy}" if keys else message
     more = f" ({len(faults) - 1} more after this one)" if len(faults) > 1 else ""
     return f"{where}: {sentence}{more}"
+
+
+def _place(file: Path, text: str, sources: dict[tuple[str, ...], str], keys: tuple[str, ...]) -> str:
+    if source := next((source for known, source in sources.items() if keys[: len(known)] == known), None):
+        return source
+    line = line_of(text, keys)
+    return f"{file}:{line}" if line else str(file)
 
 
 def line_of(text: str, keys: Sequence[str]) -> int | None:

@@ -53,10 +53,11 @@ def learn(bench: Bench, recipe: Recipe, iteration: int) -> None:
 
 
 def _freeze(bench: Bench, iteration: int) -> None:
-    """Expectations of the frozen batch, beside the rollout gates."""
+    """Rows and expectations of the frozen batch, beside the rollout gates."""
     here = bench.run.iteration(iteration)
-    gates = [gate for gate in kept_gates(here.gates) if not gate.name.endswith("_expectations")]
-    gates.append(freeze_batch(here.batch))
+    frozen = freeze_batch(here.batch, here.trajectories)
+    names = {gate.name for gate in frozen}
+    gates = [*(gate for gate in kept_gates(here.gates) if gate.name not in names), *frozen]
     write_json(here.gates, gates)
     require(*gates)
 

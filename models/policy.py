@@ -6,6 +6,7 @@ base folder -> Base; Base + LoraSpec -> policy-00000 (equals the base); Base + a
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ALL_LINEAR = "all-linear"
+_REMEDY = "give the folder of a saved causal LM with its tokenizer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +52,47 @@ def policy_name(n: int) -> str:
 def load_base(path: Path | str) -> Base:
     """Load a Hugging Face causal language model folder in float32. A folder that is none is a UserError naming it."""
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is no model folder (it has no config.json): give the folder of a saved causal LM.")
+    if fault := model_fault(folder):
+        raise UserError(f"{folder} is no model folder ({fault}): {_REMEDY}")
     digest = digest_model(folder)
     model, tokenizer = _load_parts(folder)
     return Base(model.eval().requires_grad_(False), tokenizer, str(folder), digest)
 
 
+def model_fault(folder: Path) -> str:
+    """Why a folder can not be a saved model, as far as that shows without loading it; empty where nothing does."""
+    config = folder / "config.json"
+    if not config.is_file():
+        return "it has no config.json"
+    try:
+        found = json.loads(config.read_bytes())
+    except ValueError:
+        return "its config.json is not JSON"
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+        return "its config.json names no model_type"
+    return "" if any(folder.glob("*.safetensors")) else "it has no *.safetensors"
+
+
 def _load_parts(folder: Path) -> tuple[Any, Any]:
     import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder} does not load as a causal LM with its tokenizer: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{folder} does not load as a causal LM with its tokenizer ({why}): {_REMEDY}") from error
+    model, found = loaded
+    # transformers draws missing weights at random, and makes an empty tokenizer where there is no file of one
+    if found["missing_keys"]:
+        raise UserError(f"{folder} lacks weights ({min(found['missing_keys'])}): {_REMEDY}")
+    if not tokenizer("a")["input_ids"]:
+        raise UserError(f"{folder} has no tokenizer: {_REMEDY}")
     return model, tokenizer
 
 

@@ -32,6 +32,7 @@ def ratchet_passed():
 assert ratchet_passed() == -1
 """
 """A check that always fails, and whose message says which of the others passed."""
+_RAISE = {"timeout": "limits.seconds", "memory": "limits.memory_mb"}
 
 
 class IntakeResult(Record):
@@ -139,7 +140,7 @@ def _full_objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
     if objection := _limit_objection("the reference solution", solved.ended):
         return objection
     if solved.failures or solved.passed != solved.total:
-        return f"the reference solution fails: {_first_failure(problem, solved)}"
+        return f"the reference solution fails: {_first_failure(problem, solved)}: mend the solution or the check"
     return _repeat_objection(problem, problem.solution, solved, "the reference solution", config.solution_repeats, pool)
 
 
@@ -156,14 +157,18 @@ def _run(problem: Problem, changed: Mapping[str, str], pool: Any) -> CheckReport
 def _limit_objection(who: str, ended: str) -> str:
     if ended == "exit":
         return ""
-    return f"{who} does not finish its checks within the limits: ended by {ended}"
+    remedy = f"raise {_RAISE[ended]} or mend it" if ended in _RAISE else "mend it"
+    return f"{who} does not finish its checks within the limits: ended by {ended}: {remedy}"
 
 
 def _failure_objection(problem: Problem, report: CheckReport) -> str:
     failed = {failure.name.split("-")[0] for failure in report.failures}
     for side in ("hidden", "visible"):
         if side not in failed:
-            return f"the untouched problem passes all its {side} checks: there is nothing to repair that they see"
+            return (
+                f"the untouched problem passes all its {side} checks: there is nothing to repair that they see: "
+                "add a check that fails on it"
+            )
     return ""
 
 
@@ -173,7 +178,10 @@ def _repeat_objection(
     verdict = _verdict(first)
     for _ in range(repeats - 1):
         if _verdict(_run(problem, changed, pool)) != verdict:
-            return f"the checks are not deterministic: {who} got different verdicts on the same files"
+            return (
+                f"the checks are not deterministic: {who} got different verdicts on the same files: "
+                "take chance, time and order out of them"
+            )
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.problems import read_pack
+from data_contracts.problems import pack_file, read_pack
 from data_contracts.quarantine import Quarantine
 from data_contracts.store import read_json, read_trajectories, write_atomic, write_json
 from data_contracts.validate import Rejection
@@ -37,7 +37,10 @@ def check_problems(
     rows = [
         (Rejection(i.line, i.id or f"line {i.line}", "readable", i.reason), {"line": i.line}) for i in reading.rejected
     ]
-    rows += [(Rejection(None, i.problem_id, "intake", i.reason), by_id[i.problem_id].model_dump()) for i in bad]
+    for result in bad:
+        line, name = reading.lines[result.problem_id], result.problem_id
+        reason = f"{pack_file(source)}:{line}: {result.reason}"
+        rows.append((Rejection(line, name, "intake", reason), by_id[name].model_dump()))
     Quarantine(quarantine).add("problems", rows, run_id, 0)
     write_atomic(admitted, "".join(problem.model_dump_json() + "\n" for problem in good))
     return len(good), len(rows)

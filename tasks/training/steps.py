@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from data_contracts.gates import Gate
 from data_contracts.store import read_frame
-from data_contracts.validate import expect
+from data_contracts.validate import expect, validate
 from tasks.training.client import Trainer
 from tasks.training.reports import MismatchReport, TrainReport
 
@@ -24,9 +24,11 @@ def score_segments(trainer: Trainer, segments: Path, scores: Path) -> MismatchRe
 
 
 @task(name="freeze batch", cache_policy=NO_CACHE)
-def freeze_batch(batch: Path) -> Gate:
-    """Whether the batch meets its contract's expectations, as it lies on disk."""
-    return expect("segments", read_frame(batch, "segments")).gate()
+def freeze_batch(batch: Path, trajectories: Path) -> list[Gate]:
+    """Whether the batch holds to its contract, as it lies on disk: each of its rows, and the table as a whole."""
+    frame = read_frame(batch, "segments")
+    rows = validate("segments", frame, companions={"trajectories": read_frame(trajectories, "trajectories")})
+    return [rows.gate(), expect("segments", frame).gate()]
 
 
 @task(name="train policy", cache_policy=NO_CACHE)

@@ -16,8 +16,8 @@ from data_contracts.records import Problem
 def test_write_and_read(tmp_path, problem):
     problems = [problem("a"), problem("b", prompt="Zwölf\nLines  ", tags=())]
     file = write_pack(tmp_path / "pack", problems)
-    assert read_pack(tmp_path / "pack") == (problems, [])
-    assert read_pack(file) == (problems, [])
+    assert read_pack(tmp_path / "pack") == (problems, [], {"a": 1, "b": 2})
+    assert read_pack(file) == (problems, [], {"a": 1, "b": 2})
 
 
 def test_a_missing_pack_is_the_users_error(tmp_path):
@@ -57,6 +57,7 @@ def test_field_errors_name_file_line_field_and_remedy(tmp_path, problem, changes
     file.write_text(f"{first.model_dump_json()}\n\n{bad}\n{last.model_dump_json()}\n", encoding="utf-8")
     reading = read_pack(file)
     assert reading.problems == [first, last]
+    assert reading.lines == {"first": 1, "last": 4}
     (rejected,) = reading.rejected
     assert rejected.line == 3
     assert rejected.id == changes.get("id", "bad")

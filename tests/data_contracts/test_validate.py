@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pandera.errors import SchemaErrors
 
-from data_contracts.contract import load_contract
+from data_contracts import suites
+from data_contracts.contract import FOLDER, load_contract, parse_contract
 from data_contracts.gates import Verdict
 from data_contracts.store import frame_of, records_of
 from data_contracts.validate import expect, validate
@@ -93,6 +95,8 @@ def test_no_number_of_any_column_may_be_infinite_or_nan(table, value, trajectori
         ("token_ids", None, "token_ids.required"),
         ("token_ids", "0123456789", "token_ids.type"),
         ("rollout_logprobs", ["0"] * 10, "rollout_logprobs.type"),
+        ("rollout_logprobs", [0.0] * 9 + [None], "rollout_logprobs.type"),
+        ("rollout_logprobs", None, "rollout_logprobs.required"),
         ("routed_experts", [1] * 10, "routed_experts.type"),
         ("routed_experts", [[0.5]] * 10, "routed_experts.type"),
         ("routed_experts", [[0, 1], [-1]] * 5, "routed_experts.items.minimum"),
@@ -154,6 +158,33 @@ def test_expectations_refuse_what_is_not_finite(trajectories, value):
     assert (report.passed, report.failed) == (False, [f"seconds: expect_column_values_to_{kind}"])
     frame["seconds"] = value
     assert not expect("trajectories", frame).passed
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "checks"),
+    [
+        (-math.inf, "be_between", {"finite"}),
+        (math.inf, "be_between", {"finite", "maximum"}),
+        (math.nan, "not_be_null", {"not_nullable"}),
+    ],
+)
+def test_an_upper_bound_that_stands_alone_refuses_what_is_not_finite(
+    trajectories, tmp_path, monkeypatch, value, kind, checks
+):
+    text = (FOLDER / "trajectories.odcs.yaml").read_text()
+    *_, start = text.partition("- name: seconds")
+    (tmp_path / "bounded.odcs.yaml").write_text(text.replace(start, start.replace("{minimum: 0}", "{maximum: 10}", 1)))
+    bounded = parse_contract(tmp_path / "bounded.odcs.yaml")
+    monkeypatch.setattr(suites, "load_contract", lambda table: bounded)
+    frame = frame_of("trajectories", trajectories)
+    assert suites.evaluate(f"bounded by {value}", frame)[0] == []
+    assert len(bounded.pandera().validate(frame)) == 8
+    frame.loc[3, "seconds"] = value
+    assert suites.evaluate(f"bounded by {value}", frame)[0] == [f"seconds: expect_column_values_to_{kind}"]
+    with pytest.raises(SchemaErrors) as found:
+        bounded.pandera().validate(frame, lazy=True)
+    assert set(found.value.failure_cases["index"]) == {3}
+    assert set(found.value.failure_cases["check"]) == checks
 
 
 def test_expectations_of_a_whole_batch(trajectories, segments):

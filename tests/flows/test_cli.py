@@ -44,7 +44,8 @@ def test_help_teaches_and_is_quick() -> None:
 
 
 def test_a_missing_recipe(tmp_path: Path) -> None:
-    assert mistake("run", tmp_path / "no.toml").startswith(f"ratchet: {tmp_path}/no.toml does not exist")
+    message = f"ratchet: {tmp_path}/no.toml does not exist: give the path of a recipe (a TOML file)."
+    assert mistake("run", tmp_path / "no.toml") == message
 
 
 def test_an_unknown_key_and_a_wrong_type(tmp_path: Path) -> None:
@@ -52,24 +53,47 @@ def test_an_unknown_key_and_a_wrong_type(tmp_path: Path) -> None:
     recipe.write_text("[rollout]\ncapcity = 3\n")
     assert mistake("run", recipe) == f"ratchet: {recipe}:2: unknown key rollout.capcity: write rollout.capacity."
     recipe.write_text('[rollout]\ncapacity = "many"\n')
-    assert mistake("run", recipe).startswith(f'ratchet: {recipe}:2: rollout.capacity = "many": input should be a valid')
+    assert mistake("run", recipe) == (
+        f'ratchet: {recipe}:2: rollout.capacity = "many": input should be a valid integer (sessions in flight, '
+        "and slots of the in-process engine); write for example capacity = 128."
+    )
 
 
 def test_a_base_that_is_no_model(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(f'[policy]\nbase = "{tmp_path}"\n')
+    said = "ratchet: {}: policy.base = '{}' is no model folder ({}): give the folder of a saved causal language model."
     message = mistake("run", recipe, "--home", tmp_path / "runs")
-    assert f"policy.base = '{tmp_path}' is no model folder" in message
+    assert message == said.format(f"{recipe}:2", tmp_path, "it has no config.json")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    message = mistake("run", recipe, "--home", tmp_path / "runs")
+    assert message == said.format(f"{recipe}:2", tmp_path, "it has no *.safetensors")
+    message = mistake("run", recipe, "--home", tmp_path / "runs", "--set", "policy.base=nowhere")
+    assert message == said.format("--set policy.base=nowhere", "nowhere", "it has no config.json")
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_pack_that_is_not_there(tmp_path: Path) -> None:
+    recipe, empty = tmp_path / "r.toml", tmp_path / "empty"
+    empty.mkdir()
+    remedy = "does not exist: give a folder with problems.jsonl, one problem a line, or such a file."
+    nowhere = tmp_path / "nowhere"
+    for key, given, file in (("pack", nowhere, nowhere), ("heldout_pack", empty, empty / "problems.jsonl")):
+        recipe.write_text(f'seed = 1\n[curriculum]\n{key} = "{given}"\n')
+        message = mistake("run", recipe, "--home", tmp_path / "runs")
+        assert message == f"ratchet: {recipe}:3: curriculum.{key} = '{given}': {file} {remedy}"
+        assert mistake("problems", "check", given) == f"ratchet: {file} {remedy}"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_temperatures(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
-    (tmp_path / "config.json").write_text("{}")
-    recipe.write_text(f'[policy]\nbase = "{tmp_path}"\n[curriculum]\npack = "nowhere"\n')
-    message = mistake("run", recipe, "--home", tmp_path / "runs")
-    assert "curriculum.pack = 'nowhere' does not exist: give a folder with problems.jsonl." in message
-    assert "problems.jsonl does not exist" in mistake("problems", "check", tmp_path)
+    recipe.write_text("[rollout]\ntemperature = 0.6\n")
+    assert mistake("run", recipe, "--home", tmp_path / "runs") == (
+        f"ratchet: {recipe}:2: rollouts were sampled at temperature 0.6, the trainer scores at 1: "
+        "set training.temperature = 0.6."
+    )
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:
@@ -106,7 +130,9 @@ def test_the_check_names_each_bad_problem_and_admits_the_rest(tmp_path: Path) ->
     assert "the reference solution fails" in text
     assert "ended by timeout" in text
     assert f"rejected from {tmp_path}/problems.jsonl" in text
-    assert "4 - not JSON" in text
+    assert "2 wrong the reference solution fails" in text
+    assert "3 endless the reference solution does not finish" in text
+    assert "4 - not JSON (Expecting ',' delimiter at column 14): write one object on one line" in text
 
 
 @pytest.mark.parametrize("command", ["run", "up", "status", "report"])

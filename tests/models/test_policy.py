@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from data_contracts.errors import UserError
 from models.fingerprint import DIGEST_FILE, digest_folder, probe_logprobs
@@ -56,13 +59,65 @@ def test_base_is_frozen_float32(base: Base) -> None:
     assert len(base.digest) == 64
 
 
-def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=str(tmp_path)):
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda folder: [file.unlink() for file in folder.glob(name)]  # type: ignore[func-returns-value]
+
+
+def _config(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def _cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def _lacking(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    del state["model.norm.weight"]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_without("config.json"), "is no model folder (it has no config.json)"),
+        (_without("*.safetensors"), "is no model folder (it has no *.safetensors)"),
+        (lambda folder: (folder / "config.json").write_text("{"), "is no model folder (its config.json is not JSON)"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "(its config.json names no model_type)"),
+        (_config(model_type="nonesuch"), "does not load as a causal LM with its tokenizer (The checkpoint"),
+        (_config(model_type="vit"), "does not load as a causal LM with its tokenizer (Unrecognized configuration"),
+        (_config(num_hidden_layers=3), "does not load as a causal LM with its tokenizer (Class validation"),
+        (_config(hidden_size=64), "does not load as a causal LM with its tokenizer (You set"),
+        (_cut, "does not load as a causal LM with its tokenizer (Error while deserializing"),
+        (_lacking, "lacks weights (model.norm.weight)"),
+        (_without("tokenizer*"), "has no tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "does not load as a causal LM"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_named_with_its_fault(
+    tmp_path: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    _save_tiny_model(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UserError) as error:
         load_base(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=str(tmp_path)):
-        load_base(tmp_path)
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path} ")
+    assert said in message
+    assert message.endswith(": give the folder of a saved causal LM with its tokenizer.")
+    assert "\n" not in message
+
+
+def test_what_is_no_folder_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    for path in (tmp_path / "file", tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"is no model folder \(it has no config\.json\)"):
+            load_base(path)
 
 
 def test_first_policy_equals_the_base_exactly(base: Base, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ def test_partial_groups_are_centred_each_on_its_own_rows():
     rewards = [1, 0, 1, None, 0, 0, 0, 1]
     advantages = group_advantages(rewards, ["a"] * 4 + ["b"] * 4)
     assert advantages == pytest.approx([1 / 3, -2 / 3, 1 / 3, 0, -0.25, -0.25, -0.25, 0.75], abs=1e-12)
+    absent = group_advantages([1, 0, 1, 0, 0, 0, 1], ["a"] * 3 + ["b"] * 4)
+    assert absent == pytest.approx([1 / 3, -2 / 3, 1 / 3, -0.25, -0.25, -0.25, 0.75], abs=1e-12)
 
 
 def test_groups_may_be_interleaved_and_of_unequal_size():
@@ -137,16 +139,32 @@ def test_token_numerics_refuse_what_they_cannot_mean(call, words):
 @given(TOKENS, RATE, RATE, st.data())
 def test_inserted_observations_change_no_advantage(tokens, gamma, lam, data):
     rewards, values = (list(column) for column in zip(*tokens, strict=True))
-    plain = gae(rewards, values, [1] * len(tokens), gamma, lam)
-    gaps = data.draw(st.lists(st.integers(0, 3), min_size=len(tokens), max_size=len(tokens)))
-    padded_r, padded_v, mask = [], [], []
-    for reward, value, gap in zip(rewards, values, gaps, strict=True):
-        padded_r += [reward] + [0.0] * gap
-        padded_v += [value] + [99.0] * gap
-        mask += [1] + [0] * gap
-    padded = gae(padded_r, padded_v, mask, gamma, lam)
-    assert padded[np.array(mask) == 1].tolist() == plain.tolist()
-    assert (padded[np.array(mask) == 0] == 0).all()
+    first, *gaps = data.draw(st.lists(st.integers(0, 3), min_size=len(tokens) + 1, max_size=len(tokens) + 1))
+    mask = [0] * first + [bit for gap in gaps for bit in [1] + [0] * gap]
+    sampled = np.flatnonzero(mask)
+    padded_rewards, padded_values = np.zeros(len(mask)), np.full(len(mask), np.nan)
+    padded_rewards[sampled], padded_values[sampled] = rewards, values
+    ones = [1] * len(tokens)
+    for plain, padded in (
+        (gae(rewards, values, ones, gamma, lam), gae(padded_rewards, padded_values, mask, gamma, lam)),
+        (discounted_returns(rewards, ones, gamma), discounted_returns(padded_rewards, mask, gamma)),
+    ):
+        assert padded[sampled].tolist() == plain.tolist()
+        assert (np.delete(padded, sampled) == 0).all()
+
+
+@settings(deadline=None)
+@given(TOKENS, RATE, st.data())
+def test_a_return_is_the_sum_over_later_sampled_tokens(tokens, gamma, data):
+    rewards = [reward for reward, _ in tokens]
+    mask = data.draw(st.lists(st.integers(0, 1), min_size=len(tokens), max_size=len(tokens)))
+    sampled = [t for t, bit in enumerate(mask) if bit]
+    expected = [0.0] * len(mask)
+    for k, start in enumerate(sampled):
+        ends = [*sampled[k + 1 :], len(mask)]
+        spans = zip(sampled[k:], ends, strict=True)
+        expected[start] = sum(gamma**j * sum(rewards[a:b]) for j, (a, b) in enumerate(spans))
+    assert discounted_returns(rewards, mask, gamma) == pytest.approx(expected, abs=1e-9)
 
 
 @settings(deadline=None)

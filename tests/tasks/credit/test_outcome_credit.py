@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from data_contracts.records import Segment
+from data_contracts.records import Segment, Turn
 from tasks.credit.config import CreditConfig
 from tasks.credit.outcome import assign, credit_report, rollout_advantages
 
@@ -27,6 +29,32 @@ def test_more_segments_are_not_more_votes(make_trajectory):
     credited = assign(group, segments, PLAIN)
     assert [s.advantages for s in credited] == [[0, 0.5], [0.5, 0.5], [-0.5], [0, 0, 0.5]]
     assert [s.token_ids for s in credited] == [s.token_ids for s in segments]
+
+
+def turns(count: int) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(index=i, completion="", completion_tokens=1, prompt_tokens=1, finish_reason="stop", policy_digest="d")
+        for i in range(count)
+    )
+
+
+def test_more_turns_are_not_more_votes(make_trajectory):
+    group = [make_trajectory(rollout=i, outcome=i in (0, 2), turns=turns(2 - i % 2)) for i in range(4)]
+    segments = [segment(t.id, [0, 1], index) for t in group for index in range(len(t.turns))]
+    expected = {"p-0": 0.5, "p-1": -0.5, "p-2": 0.5, "p-3": -0.5}
+    assert rollout_advantages(group, PLAIN) == expected
+    assert [s.advantages for s in assign(group, segments, PLAIN)] == [[0, expected[s.trajectory_id]] for s in segments]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=2, max_size=6))
+def test_a_baseline_is_the_mean_over_rollouts_however_long_each_is(make_trajectory, rollouts):
+    group = [make_trajectory(rollout=i, outcome=won, turns=turns(n)) for i, (won, n) in enumerate(rollouts)]
+    segments = [segment(t.id, [0, 1, 1], index) for t in group for index in range(len(t.turns))]
+    mean = sum(won for won, _ in rollouts) / len(rollouts)
+    expected = {t.id: won - mean for t, (won, _) in zip(group, rollouts, strict=True)}
+    for credited in assign(group, segments, PLAIN):
+        assert credited.advantages == pytest.approx([0, *[expected[credited.trajectory_id]] * 2], abs=1e-12)
 
 
 def test_unscorable_rollouts_get_nothing_and_move_no_baseline(make_trajectory):

@@ -50,7 +50,11 @@ def test_a_sound_problem_is_admitted(pool):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"solution": BUG}, "reference solution fails: visible check 'a': assert double(3) == 6 : got 4"),
+        (
+            {"solution": BUG},
+            "the reference solution fails: visible check 'a': assert double(3) == 6 : got 4: "
+            "mend the solution or the check",
+        ),
         (
             {"solution": "def double(x:\n"},
             "reference solution fails: visible check 'a': double.py, line 1: SyntaxError",
@@ -58,7 +62,11 @@ def test_a_sound_problem_is_admitted(pool):
         ({"files": FIX}, "passes all its hidden checks"),
         ({"hidden": (Check(name="one", code="assert double(1) == 2"),)}, "passes all its hidden checks"),
         ({"visible": (Check(name="one", code="assert double(1) == 2"),)}, "passes all its visible checks"),
-        ({"files": LOOP}, "untouched problem does not finish its checks within the limits: ended by timeout"),
+        (
+            {"files": LOOP},
+            "the untouched problem does not finish its checks within the limits: ended by timeout: "
+            "raise limits.seconds or mend it",
+        ),
         ({"solution": LOOP}, "reference solution does not finish its checks within the limits: ended by timeout"),
     ],
 )
@@ -110,9 +118,21 @@ def test_the_gate_wants_a_share_admitted(counts, verdict):
 
 def test_the_step_keeps_what_it_drops(pool, tmp_path):
     file = write_pack(tmp_path, [problem("good"), problem("bad", solution=BUG)])
-    append_jsonl(file, '{"id": "torn"}')
+    append_jsonl(file, '{"id": "torn"', problem("last").model_dump_json())
     out, quarantine = tmp_path / "train.jsonl", tmp_path / "quarantine"
-    for _ in range(2):
-        assert check_problems.fn(file, out, quarantine, pool, IntakeConfig(), "run") == (1, 2)
-    assert [p.id for p in read_pack(out).problems] == ["good"]
-    assert Quarantine(quarantine).counts("problems") == {"readable": 1, "intake": 1}
+    for source in (tmp_path, file):
+        assert check_problems.fn(source, out, quarantine, pool, IntakeConfig(), "run") == (2, 2)
+    assert [p.id for p in read_pack(out).problems] == ["good", "last"]
+    kept = Quarantine(quarantine)
+    assert kept.counts("problems") == {"readable": 1, "intake": 1}
+    torn, bad = kept.rows("problems")
+    assert (torn["key"], torn["reason"]) == (
+        "line 3",
+        f"{file}:3: not JSON (Expecting ',' delimiter at column 14): write one object on one line",
+    )
+    assert (bad["key"], bad["reason"]) == (
+        "bad",
+        f"{file}:2: the reference solution fails: visible check 'a': assert double(3) == 6 : got 4: "
+        "mend the solution or the check",
+    )
+    assert Problem.model_validate(bad["row"]) == problem("bad", solution=BUG)

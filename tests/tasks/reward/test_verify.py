@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,19 @@ from data_contracts.records import Check, Limits, Problem
 from data_contracts.store import read_trajectories, write_trajectories
 from tasks.reward.config import RewardConfig
 from tasks.reward.steps import verify_rollouts
+from tasks.reward.terms import scalar_reward
 from tasks.reward.verify import verify, verify_all
 from tasks.rollout.sandbox import SandboxError, WarmPool
 
 BUG = "def double(x):\n    return x + 1\n"
 FIX = "def double(x):\n    return x * 2\n"
 HELPER = "STEP = 2\n"
+LOOPS = [
+    "def double(x):\n    while True:\n        pass\n",
+    "def double(x):\n    while True:\n        try: pass\n        except BaseException: pass\n",
+    "while True:\n    pass\n",
+    "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))\ntime.sleep(1e6)\n",
+]
 PROBLEM = Problem(
     id="p",
     prompt="repair double",
@@ -58,6 +66,27 @@ def test_the_outcome_is_that_of_the_hidden_checks(make_trajectory, pool, source,
 def test_unsubmitted_rollouts_are_verified_as_they_were_left(make_trajectory, pool):
     left = unverified(make_trajectory, FIX, submitted=False, status="out_of_turns")
     assert verify(left, PROBLEM, pool).outcome is True
+
+
+def test_a_cut_rollout_keeps_its_ending_and_costs_a_whole_one_nothing(make_trajectory, pool):
+    ends = [("completed", FIX), ("out_of_tokens", BUG), ("out_of_tokens", FIX), ("out_of_turns", BUG)]
+    rollouts = [
+        unverified(make_trajectory, source, rollout=i, status=status, submitted=status == "completed")
+        for i, (status, source) in enumerate(ends)
+    ]
+    found = verify_all(rollouts, {"p": PROBLEM}, pool, RewardConfig())
+    assert [t.status for t in found] == [status for status, _ in ends]
+    assert [scalar_reward(t) for t in found] == [1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_endless_loop_is_scored_as_failed_within_the_limit(make_trajectory, pool, loop):
+    problem = PROBLEM.model_copy(update={"limits": Limits(seconds=0.5)})
+    began = time.monotonic()
+    (found,) = verify_all([unverified(make_trajectory, loop)], {"p": problem}, pool, RewardConfig())
+    assert time.monotonic() - began < 5
+    assert (found.status, found.hidden_passed, found.outcome) == ("completed", 0, False)
+    assert scalar_reward(found) == 0.0
 
 
 def test_only_the_problems_own_files_count(make_trajectory, pool):

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_contracts.records import Problem, Rollout, Sampling
 from models.chat import Chat
 from tasks.rollout.agent import CUT, NO_CALL, Agent, Job, run_calls
 from tasks.rollout.engine import Completion
 from tasks.rollout.segments import SegmentWriter
+from tasks.training.packing import pack, sampled_positions
 
 SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>'
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"n": 3}}\n</tool_call>'
@@ -228,6 +231,40 @@ def test_a_session_ended_from_outside_keeps_what_it_has(drive: Callable[..., Dri
     assert (rollout.trajectory.status, rollout.trajectory.detail) == ("engine_error", "lost")
     # The observation that was never answered is no part of the segment.
     assert rollout.segments[0].loss_mask[-1] == 1
+
+
+def test_a_response_is_as_long_as_its_mask_says() -> None:
+    writer = SegmentWriter()
+    writer.prompt([1, 2, 3], 0)
+    writer.sampled([4, 5, 6, 7], [-0.5] * 4, 0)
+    writer.prompt(list(range(1, 11)), 1)
+    writer.sampled([11, 12, 13, 14, 15], [-0.25] * 5, 1)
+    (segment,) = writer.build("t")
+    assert "".join(map(str, segment.loss_mask)) == "0001111" + "000" + "11111"
+    assert sum(segment.loss_mask) == len(sampled_positions(segment)) == pack([segment]).counts[0] == 9
+    assert segment.rollout_logprobs == [0] * 3 + [-0.5] * 4 + [0] * 3 + [-0.25] * 5
+
+
+TURNS = st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 5)), min_size=1, max_size=6)
+
+
+@given(TURNS)
+def test_what_is_trained_is_what_was_sampled_whatever_the_turns(turns: list[tuple[int, bool, int]]) -> None:
+    writer, context, sampled = SegmentWriter(), [], []
+    for index, (inserted, rewrite, count) in enumerate(turns):
+        context = [*([index] if rewrite else context), *[7] * inserted]
+        writer.prompt(context, index)
+        ids, logprobs = [100 * index + i for i in range(count)], [-0.1 * (i + 1) for i in range(count)]
+        writer.sampled(ids, logprobs, index)
+        context = context + ids
+        sampled += list(zip(ids, logprobs, strict=True))
+    segments = writer.build("t")
+    trained = [(s.token_ids[t], s.rollout_logprobs[t]) for s in segments for t in sampled_positions(s)]
+    assert trained == sampled
+    for segment in segments:
+        inserted_logprobs = [p for p, m in zip(segment.rollout_logprobs, segment.loss_mask, strict=True) if not m]
+        assert set(inserted_logprobs) == {0.0}
+        assert segment.loss_mask[-1] == 1
 
 
 def test_a_segment_takes_no_token_without_its_logprob() -> None:

@@ -1,5 +1,6 @@
 """The environment `repair`, in a real sandbox."""
 
+import time
 from random import Random
 
 import pytest
@@ -81,10 +82,27 @@ def test_several_files_want_a_path(pool) -> None:
     assert call(s, "read", path="b.py").text == "1 x = 1"
 
 
-def test_an_endless_loop_ends_at_the_limit(pool) -> None:
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "def add(a, b):\n    while True: pass",
+        "def add(a, b):\n    while True:\n        try: pass\n        except BaseException: pass",
+        "while True: pass",
+        "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))\ntime.sleep(1e6)",
+    ],
+)
+def test_an_endless_loop_ends_at_the_limit_and_the_session_goes_on(pool, loop) -> None:
     s = session(pool, limits={"seconds": 0.5})
-    call(s, "edit", line=2, text="    while True: pass")
-    assert call(s, "test").text.startswith("0 of 1 pass")
+    call(s, "edit", line=1, end_line=2, text=loop)
+    began = time.monotonic()
+    result = call(s, "test")
+    assert time.monotonic() - began < 5
+    assert result.text in [f"0 of 1 pass\n{at}: timed out after 0.5 s" for at in ("add(1, 2) == 3", "import")]
+    assert not result.done
+    lines = len(loop.splitlines())
+    call(s, "edit", line=1, end_line=lines, text="def add(a, b):\n    return a + b")
+    assert call(s, "test").text == "1 of 1 pass"
+    assert call(s, "submit").done
 
 
 def test_the_skilled_expert_reads_recovers_and_hands_in_what_passes(pool) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from data_contracts.records import Segment
-from models.policy import Base, LoraSpec, init_adapter, load_base
+from models.policy import (
+    Base,
+    LoraSpec,
+    adapter_state,
+    init_adapter,
+    load_base,
+    trainable_policy,
+    write_adapter,
+)
 
 VOCABULARY = 64
 Sampler = Callable[..., list[Segment]]
@@ -37,6 +45,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 @pytest.fixture(scope="session")
 def policy_zero(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return init_adapter(base, LoraSpec(r=4, alpha=8), tmp_path_factory.mktemp("policies") / "policy-00000", seed=0)
+
+
+@pytest.fixture(scope="session")
+def policy_moved(base: Base, policy_zero: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that computes something else than the base."""
+    import torch
+
+    policy = trainable_policy(base, policy_zero)
+    torch.manual_seed(1)
+    state = {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in adapter_state(policy).items()}
+    return write_adapter(state, policy.peft_config["default"], tmp_path_factory.mktemp("policies") / "policy-00001")
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,14 @@ import torch
 
 from data_contracts.records import Segment
 from models.policy import Base, adapter_state, trainable_policy
+from tasks.rollout.engine import Completion, SampleRequest
+from tasks.rollout.segments import SegmentWriter
+from tasks.rollout.slot_engine import SlotEngine
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
 from tasks.training.learner import Batch, Tally, score, train
-from tasks.training.scores import Score
+from tasks.training.scores import Score, mismatch
 
 CONFIG = TrainingConfig(
     learning_rate=1e-2, warmup_steps=0, minibatches=1, micro_batch_tokens=100_000, mismatch="none", grad_clip=0.5
@@ -106,6 +109,40 @@ def test_importance_weights_reach_the_gradient(base: Base, policy_zero: Path, sa
         norms.append(train(engine, Batch(segments, scores, weights), 0).norms[0])
         engine.close()
     assert norms[1] == pytest.approx(0.25 * norms[0], rel=1e-5)
+
+
+def _sampled_by_the_engine(base: Base, adapter: Path, temperature: float) -> list[Segment]:
+    """Sessions of three turns, with tokens inserted in between."""
+    engine, name = SlotEngine.from_base(base, slots=5), adapter.name
+    engine.load_adapter(name, adapter)
+    writers = {f"s{i}": SegmentWriter() for i in range(5)}
+    contexts = {session: [(3 * i + j) % 60 for j in range(4 + 2 * i)] for i, session in enumerate(writers)}
+    for turn in range(3):
+        for i, (session, context) in enumerate(contexts.items()):
+            writers[session].prompt(context, turn)
+            engine.submit(SampleRequest(session, name, list(context), 4 + i, temperature=temperature, seed=i))
+        done: dict[str, Completion] = {}
+        while len(done) < len(writers):
+            done |= dict(engine.poll())
+        for session, completion in done.items():
+            writers[session].sampled(completion.token_ids, completion.logprobs, turn)
+            contexts[session] += [*completion.token_ids, 7, 8 + turn]
+    return [segment for session, writer in writers.items() for segment in writer.build(session)]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_ratios_of_what_the_engine_sampled_are_one_under_its_temperature_alone(
+    base: Base, policy_moved: Path, temperature: float
+) -> None:
+    segments = _sampled_by_the_engine(base, policy_moved, temperature)
+    reports = []
+    for heat in (temperature, 1.3 * temperature):
+        engine = TrainingEngine(base, policy_moved, CONFIG.model_copy(update={"temperature": heat}))
+        reports.append(mismatch(segments, score(engine, segments)))
+        engine.close()
+    assert reports[0].tokens == 3 * sum(range(4, 9))
+    assert reports[0].max_abs_diff < 1e-4
+    assert reports[1].max_abs_diff > 0.05
 
 
 def test_the_learning_rate_warms_up_over_iterations() -> None:

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tasks.training.loss import clipped_tokens, policy_loss
@@ -91,6 +93,22 @@ def test_an_unmasked_nan_is_not_hidden() -> None:
 def test_a_step_without_tokens_has_no_loss() -> None:
     with pytest.raises(ValueError, match="denominator"):
         policy_loss(OLD, OLD, OLD, torch.zeros(1, 4), denominator=0)
+
+
+LOGITS = st.lists(st.floats(-20, 20), min_size=2, max_size=12)
+
+
+@settings(deadline=None)
+@given(LOGITS, st.floats(0.1, 3), st.floats(0, 1, exclude_max=True))
+def test_a_drawn_token_has_ratio_one_under_its_temperature(logits: list[float], heat: float, uniform: float) -> None:
+    from ratchet_kernels import token_logprobs
+
+    from tasks.rollout.choice import choose
+
+    row = torch.tensor([logits])
+    (token,), (rollout,) = choose(row, [heat], [1.0], [uniform])
+    trainer = token_logprobs(row, torch.eye(len(logits)), torch.tensor([token]), temperature=heat).logprobs
+    assert math.exp(float(trainer) - rollout) == pytest.approx(1, abs=1e-4)
 
 
 def test_temperature_on_both_sides_gives_ratio_one() -> None:

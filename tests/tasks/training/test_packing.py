@@ -5,7 +5,15 @@ from collections import Counter
 import pytest
 
 from data_contracts.records import Segment
-from tasks.training.packing import computed_length, has_signal, micro_batches, minibatches, pack, rank_share
+from tasks.training.packing import (
+    computed_length,
+    has_signal,
+    micro_batches,
+    minibatches,
+    pack,
+    rank_share,
+    sampled_positions,
+)
 
 
 def _segment(
@@ -25,6 +33,12 @@ def test_pack_holds_what_sampled_tokens_need_and_no_more() -> None:
     assert packed.targets.tolist() == [11, 13, 22]
     assert packed.positions.tolist() == [0, 2, 3 + 1]
     assert packed.counts == [2, 1]
+
+
+def test_a_length_is_the_sum_of_the_mask() -> None:
+    mask = [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1]
+    packed = pack([_segment("a", mask)])
+    assert (packed.counts, len(packed.targets), len(sampled_positions(_segment("a", mask)))) == ([9], 9, 9)
 
 
 def test_pack_of_segments_without_sampled_tokens() -> None:
