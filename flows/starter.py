@@ -42,7 +42,7 @@ class _Chunk(NamedTuple):
     name: str
     seed: int
     horizon: Horizon
-    count: int
+    n: int
     habits: Habits
 
 
@@ -106,7 +106,7 @@ def _demonstrate(chunk: _Chunk) -> list[Demonstration]:
 
     rng = Random(f"{chunk.name}/{chunk.seed}/{chunk.horizon}")
     with WarmPool(1) as pool:
-        problems = islice(stream(chunk.seed, "train", chunk.horizon), chunk.count)
+        problems = islice(stream(chunk.seed, "train", chunk.horizon), chunk.n)
         return [demonstrate(_practice(problem, chunk.habits, rng), chunk.habits, rng, pool) for problem in problems]
 
 

@@ -170,8 +170,9 @@ def warm_up(
             loss = loss + copy_share * _copy_loss(model, rng)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for one in (*optimizers, *scales):
-            one.step()
+        for optimizer, scale in zip(optimizers, scales, strict=True):
+            optimizer.step()
+            scale.step()
         model.zero_grad(set_to_none=True)
         if on_step:
             on_step(step + 1, len(batches), float(loss.detach()))
