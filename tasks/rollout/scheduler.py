@@ -2,9 +2,9 @@
 
 jobs -> Agent in the engine -> calls in a thread pool -> back into the engine -> Rollouts, in the jobs' order
 
-Time here is counted in polls of the engine. What a turn's tools returned joins the engine exactly `tool_latency_polls`
-polls after the turn was sampled: not sooner if the tools were quicker, and the engine waits if they were slower. So
-the batches that the engine computes, hence every bit of the result, depend on the jobs alone. When nothing is being
+Time here is counted in polls of the engine. What tools returned joins the engine at every `tool_latency_polls`-th poll:
+not sooner if they were quicker, and the engine waits if they were slower. So the batches that the engine computes, hence
+every bit of the result, depend on the jobs alone, and turns that join together are one prefill. When nothing is being
 sampled, all pending tools are waited for and join at once, in the jobs' order.
 """
 
@@ -201,7 +201,8 @@ class _Scheduler:
         calls = agent.take_completion(completion)
         if calls:
             future = self._tools.submit(run_calls, agent.session, calls)
-            self._pending.append(_Pending(flight, self._polls + self._latency, future))
+            due = self._polls + self._latency - self._polls % self._latency
+            self._pending.append(_Pending(flight, due, future))
             return
         if agent.status is None:
             agent.take_results([])
