@@ -17,7 +17,7 @@ class RolloutConfig(Config):
     capacity: int = Field(default=128, ge=1, description="sessions in flight, and slots of the in-process engine")
     tool_workers: int = Field(default=2, ge=1, description="tool calls running at the same time")
     tool_latency_polls: int = Field(
-        default=4, ge=1, description="engine steps after which a tool's result joins, however quick the tool was"
+        default=4, ge=1, description="tools' results join the engine together, at every so many of its steps"
     )
     retries: int = Field(default=2, ge=0, description="times an infrastructure failure is tried again")
     minimum_contract_share: float = Field(

@@ -3,9 +3,9 @@
 jobs -> Agent in the engine -> calls in a thread pool -> back into the engine -> Rollouts, in the jobs' order
 
 Time here is counted in polls of the engine. What tools returned joins the engine at every `tool_latency_polls`-th poll:
-not sooner if they were quicker, and the engine waits if they were slower. So the batches that the engine computes, hence
-every bit of the result, depend on the jobs alone, and turns that join together are one prefill. When nothing is being
-sampled, all pending tools are waited for and join at once, in the jobs' order.
+not sooner if they were quicker, and the engine waits if they were slower. So the batches that the engine computes,
+hence every bit of the result, depend on the jobs alone, and turns that join together are one prefill. When nothing is
+being sampled, all pending tools are waited for and join at once, in the jobs' order.
 """
 
 from __future__ import annotations
