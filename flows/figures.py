@@ -36,6 +36,8 @@ def learning_curve(rows: Sequence[Row], success: dict[str, dict[str, Any]]) -> F
                 low, high = part["interval"]
                 spread = [[part["rate"] - low], [high - part["rate"]]]
                 style: Row = {"color": COLOURS[horizon], "fmt": "o", "ms": 5, "capsize": 3, "lw": 1.5}
+                if side == "after" and not any(row.get(f"success.{horizon}") is not None for row in rows):
+                    style["label"] = horizon  # never trained on, so it has no line that tells its colour
                 axes.errorbar([x], [part["rate"]], yerr=spread, **style)
     _share(axes)
     _legend(axes)

@@ -11,6 +11,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.rollout._parse import parse
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -42,14 +44,14 @@ class Step:
 def plan(code: str) -> tuple[Step, ...]:
     """The steps of a check's code; SyntaxError where it is no Python."""
     code = textwrap.dedent(code)
-    return tuple(_step(statement, code) for statement in ast.parse(code, "<check>").body)
+    return tuple(_step(statement, code) for statement in parse(code, "<check>").body)
 
 
 @functools.lru_cache(maxsize=4096)
 def uses(code: str) -> tuple[str, ...]:
     """Names in a check's code that may be modules: they are put back to their own state before each of its steps."""
     found = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(code))):
+    for node in ast.walk(parse(textwrap.dedent(code))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

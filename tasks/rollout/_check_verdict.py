@@ -5,7 +5,6 @@ steps (with what they expect), signed records -> Verdict a check
 
 from __future__ import annotations
 
-import ast
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tasks.rollout._check_child import OPERATORS, signature
 from tasks.rollout._check_plan import Step
+from tasks.rollout._parse import literal
 from tasks.rollout.sandbox import Ended
 
 WIDTH = 80
@@ -51,7 +51,7 @@ def signed(report: str, secret: bytes) -> Iterator[dict[str, Any]]:
         mark, _, text = line.partition(" ")
         if secrets.compare_digest(mark.encode(), signature(secret, number, text).encode()):
             number += 1
-            yield ast.literal_eval(text)
+            yield literal(text)
 
 
 def judge(plans: Sequence[Sequence[Step]], records: Iterable[dict[str, Any]], cut: Verdict) -> list[Verdict]:
