@@ -134,7 +134,10 @@ def starter_build(
     out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("models/starter"),
     seed: Annotated[int, typer.Option(help="Decides demonstrations and weights.")] = 0,
 ) -> None:
-    """Make the starter model: tokenizer, small Qwen3, warm-up on scripted demonstrations. Takes some minutes."""
+    """Make the starter model: tokenizer, small Qwen3, warm-up on scripted demonstrations.
+
+    Takes about 40 minutes on two cores; the result is in models/starter.
+    """
     from flows import progress
     from flows.starter import build_starter
 
