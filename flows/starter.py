@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from data_contracts.config import Config
-from data_contracts.records import HORIZONS, Horizon, Problem
+from data_contracts.records import HORIZONS, Horizon
 from flows import progress
 from flows.starter_card import Made, write_card
 from tasks.rollout.demonstrations import CARELESS, SKILLED, Demonstration, Habits, demonstrate, with_more_bugs
@@ -107,11 +107,8 @@ def _demonstrate(chunk: _Chunk) -> list[Demonstration]:
     rng = Random(f"{chunk.name}/{chunk.seed}/{chunk.horizon}")
     with WarmPool(1) as pool:
         problems = islice(stream(chunk.seed, "train", chunk.horizon), chunk.n)
-        return [demonstrate(_practice(problem, chunk.habits, rng), chunk.habits, rng, pool) for problem in problems]
-
-
-def _practice(problem: Problem, habits: Habits, rng: Random) -> Problem:
-    return with_more_bugs(problem, rng.choice(habits.more_bugs), rng)
+        harder = (with_more_bugs(problem, rng.choice(chunk.habits.more_bugs), rng) for problem in problems)
+        return [demonstrate(problem, chunk.habits, rng, pool) for problem in harder]
 
 
 def _text(demonstration: Demonstration) -> str:

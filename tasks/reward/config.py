@@ -55,7 +55,9 @@ class ProbeConfig(Config):
     batch_size: int = Field(default=32, ge=1, description="segments in one forward pass of the base")
     bins: int = Field(default=10, ge=2, description="equal-mass bins of the expected calibration error")
     ece_limit: float = Field(default=0.15, gt=0, le=1, description="largest expected calibration error that passes")
-    auroc_limit: float = Field(default=0.6, ge=0, le=1, description="least AUROC that passes; 0.5 is chance")
+    auroc_limit: float = Field(
+        default=0.6, ge=0, le=1, description="least AUROC that passes; 0.5 is chance, 0 lets any pass"
+    )
     minimum_rollouts: int = Field(
         default=100, ge=2, description="held-out rollouts below which the gates are INCONCLUSIVE"
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from data_contracts.records import Problem, ToolCall
 from tasks.curriculum.generator.bugs import Bug, bugs_of
-from tasks.curriculum.generator.problems import FILE
+from tasks.curriculum.generator.problems import FILE, apply
 from tasks.curriculum.generator.split import all_on
 from tasks.rollout.environments.repair import RepairSession
 from tasks.rollout.sandbox import WarmPool
@@ -63,14 +63,15 @@ def call_text(name: str, **arguments: Any) -> str:
 def with_more_bugs(problem: Problem, n: int, rng: Random) -> Problem:
     """The problem with up to `n` further lines broken, and the turns to mend them: more decisions to learn from a text.
 
-    Every function keeps to the training side of the split, broken or not.
+    Every function that is shown is on the training side of the split. The half-mended states on the way to the solution
+    are not asked for theirs: one may equal a held-out function, which no session then shows as a whole.
     """
     source, limits = problem.files[FILE], problem.limits
     for _ in range(n):
         right, lines = problem.solution[FILE].splitlines(), source.splitlines()
         whole = [bug for bug in _bugs_in(source) if lines[bug.line] == right[bug.line]]
         rng.shuffle(whole)
-        broken = ("\n".join([*lines[: bug.line], bug.text, *lines[bug.line + 1 :]]) + "\n" for bug in whole)
+        broken = (apply(source, bug) for bug in whole)
         source = next((text for text in broken if _parses(text) and all_on(text, "train")), source)
     turns = limits.model_copy(update={"turns": limits.turns + 2 * n})
     return problem.model_copy(update={"files": {FILE: source}, "limits": turns})
@@ -131,10 +132,9 @@ def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int
     candidates = bugs_of("\n".join(right[first:last]))
     rng.shuffle(candidates)
     for bug in candidates:
-        number = first + bug.line
-        edited = "\n".join([*now[:number], bug.text, *now[number + 1 :]])
-        if bug.text != now[number] and all_on(edited, "train"):
-            return number + 1, bug.text
+        placed = bug._replace(line=first + bug.line)
+        if bug.text != now[placed.line] and all_on(apply(session.files[FILE], placed), "train"):
+            return placed.line + 1, bug.text
     return None
 
 

@@ -45,7 +45,7 @@ def outcome(source: str, call: str) -> Any:
     exec(source, namespace)
     try:
         return eval(call, namespace)
-    except Exception as error:
+    except Exception as error:  # whatever a broken function raises is its outcome
         return type(error)
 
 

@@ -19,6 +19,7 @@ from models.policy import (
 
 VOCABULARY = 64
 Sampler = Callable[..., list[Segment]]
+Mover = Callable[[Base, Path, Path, float], Path]
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +49,23 @@ def policy_zero(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def policy_moved(base: Base, policy_zero: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter that computes something else than the base."""
-    import torch
+def moved() -> Mover:
+    """Make an adapter that computes something else than its base: the adapter at `start` with noise on its weights."""
 
-    policy = trainable_policy(base, policy_zero)
-    torch.manual_seed(1)
-    state = {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in adapter_state(policy).items()}
-    return write_adapter(state, policy.peft_config["default"], tmp_path_factory.mktemp("policies") / "policy-00001")
+    def move(base: Base, start: Path, out: Path, noise: float) -> Path:
+        import torch
+
+        policy = trainable_policy(base, start)
+        torch.manual_seed(1)
+        state = {name: tensor + noise * torch.randn_like(tensor) for name, tensor in adapter_state(policy).items()}
+        return write_adapter(state, policy.peft_config["default"], out)
+
+    return move
+
+
+@pytest.fixture(scope="session")
+def policy_moved(base: Base, policy_zero: Path, moved: Mover, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return moved(base, policy_zero, tmp_path_factory.mktemp("policies") / "policy-00001", 0.2)
 
 
 @pytest.fixture(scope="session")

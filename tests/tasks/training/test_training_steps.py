@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from data_contracts.gates import Gate, Verdict
 from data_contracts.problems import write_pack
@@ -19,7 +18,7 @@ from data_contracts.records import Sampling, Segment
 from data_contracts.store import read_segments, write_segments, write_trajectories
 from models.chat import Chat
 from models.fingerprint import digest_folder
-from models.policy import LoraSpec, adapter_state, init_adapter, load_base, trainable_policy, write_adapter
+from models.policy import LoraSpec, init_adapter, load_base
 from tasks.curriculum.generator import generate
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.sandbox import WarmPool
@@ -54,16 +53,14 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(moved: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     home = tmp_path_factory.mktemp("stage")
     with Trainer(STARTER, home, TrainingConfig(threads=1)) as trainer, WarmPool(2, "agent") as pool:
         base = load_base(STARTER)
-        policy = trainable_policy(base, init_adapter(base, LoraSpec(r=4, alpha=8), home / "policy-00000", seed=0))
-        torch.manual_seed(1)
-        state = {name: tensor + 0.02 * torch.randn_like(tensor) for name, tensor in adapter_state(policy).items()}
-        moved = write_adapter(state, policy.peft_config["default"], home / VERSION)
+        fresh = init_adapter(base, LoraSpec(r=4, alpha=8), home / "policy-00000", seed=0)
+        policy = moved(base, fresh, home / VERSION, 0.02)
         engine = SlotEngine.from_base(base, slots=16)
-        engine.load_adapter(VERSION, moved)
+        engine.load_adapter(VERSION, policy)
         bench = SimpleNamespace(engine=engine, chat=Chat(base.tokenizer), agent_pool=pool)
         problems = generate(5, "train", "short", 6)
         out = Destination(*(home / name for name in ("j.jsonl", "rollouts.parquet", "segments.parquet", "quarantine")))
@@ -71,8 +68,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             bench, write_pack(home, problems), [p.id for p in problems], out, RolloutConfig(capacity=16),
             [Pass(Sampling(seed=7), range(4))], policy_version=VERSION, iteration=0, run_id="run",
         )  # fmt: skip
-        trainer.load(moved)
-        yield Stage(trainer, moved, out, kept)
+        trainer.load(policy)
+        yield Stage(trainer, policy, out, kept)
 
 
 def after_a_tool(segment: Segment) -> list[int]:
