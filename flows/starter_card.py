@@ -36,8 +36,8 @@ badly enough to leave room for reinforcement learning. It was made, from nothing
     ratchet starter build --seed {seed}
 
 A byte-level BPE, then supervised training on scripted demonstrations: {skilled:,} of a skilled expert, and
-{careless:,} of a careless one that edits wrongly, tests seldom and gives up. No session shows a function
-of a held-out problem (split by normalised source); a half-mended state that is never shown whole may equal one.
+{careless:,} of a careless one that edits wrongly, tests seldom and gives up. No function of a held-out
+problem (split by normalised source) occurs in them at any moment.
 
 Verified success on held-out problems (hidden tests), 95 % interval:
 

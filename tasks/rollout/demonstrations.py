@@ -63,16 +63,15 @@ def call_text(name: str, **arguments: Any) -> str:
 def with_more_bugs(problem: Problem, n: int, rng: Random) -> Problem:
     """The problem with up to `n` further lines broken, and the turns to mend them: more decisions to learn from a text.
 
-    Every function that is shown is on the training side of the split. The half-mended states on the way to the solution
-    are not asked for theirs: one may equal a held-out function, which no session then shows as a whole.
+    Every function on the way to the solution is on the training side of the split.
     """
-    source, limits = problem.files[FILE], problem.limits
+    source, solution, limits = problem.files[FILE], problem.solution[FILE], problem.limits
     for _ in range(n):
-        right, lines = problem.solution[FILE].splitlines(), source.splitlines()
+        right, lines = solution.splitlines(), source.splitlines()
         whole = [bug for bug in _bugs_in(source) if lines[bug.line] == right[bug.line]]
         rng.shuffle(whole)
         broken = (apply(source, bug) for bug in whole)
-        source = next((text for text in broken if _parses(text) and all_on(text, "train")), source)
+        source = next((text for text in broken if _parses(text) and _mended_in_training(text, solution)), source)
     turns = limits.model_copy(update={"turns": limits.turns + 2 * n})
     return problem.model_copy(update={"files": {FILE: source}, "limits": turns})
 
@@ -115,14 +114,31 @@ def _plan(problem: Problem, session: RepairSession, habits: Habits, rng: Random)
 
 
 def _wrong_lines(session: RepairSession, problem: Problem) -> list[tuple[int, str]]:
-    now, right = session.files[FILE].splitlines(), problem.solution[FILE].splitlines()
-    return [(number, want) for number, (have, want) in enumerate(zip(now, right, strict=True), 1) if have != want]
+    return _differences(session.files[FILE], problem.solution[FILE])
+
+
+def _differences(source: str, solution: str) -> list[tuple[int, str]]:
+    """(line number from 1, its right text) of each wrong line, in the order in which the expert mends them."""
+    pairs = zip(source.splitlines(), solution.splitlines(), strict=True)
+    return [(number, want) for number, (have, want) in enumerate(pairs, 1) if have != want]
+
+
+def _mended_in_training(source: str, solution: str) -> bool:
+    """Whether every function is on the training side, now and after each of the expert's edits."""
+    if not all_on(source, "train"):
+        return False
+    lines = source.splitlines()
+    for number, want in _differences(source, solution):
+        lines[number - 1] = want
+        if not all_on("\n".join(lines), "train"):
+            return False
+    return True
 
 
 def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int, str] | None:
     """A plausible wrong edit in the function of the first wrong line; half of the time it writes a right line again.
 
-    It keeps to the training side of the split.
+    It keeps to the training side of the split, and so does every function on the way from it to the solution.
     """
     now, right = session.files[FILE].splitlines(), problem.solution[FILE].splitlines()
     first, last = _function_around(now, _wrong_lines(session, problem)[0][0] - 1)
@@ -133,7 +149,8 @@ def _mistake(session: RepairSession, problem: Problem, rng: Random) -> tuple[int
     rng.shuffle(candidates)
     for bug in candidates:
         placed = bug._replace(line=first + bug.line)
-        if bug.text != now[placed.line] and all_on(apply(session.files[FILE], placed), "train"):
+        wrong = apply(session.files[FILE], placed)
+        if bug.text != now[placed.line] and _mended_in_training(wrong, problem.solution[FILE]):
             return placed.line + 1, bug.text
     return None
 

@@ -2,8 +2,9 @@
 
 source -> no docstring, names by order of appearance -> sha256 -> "train" | "heldout"
 
-Every function text that training data shows (correct, or with its bugs) must be on the train side, and every one of a
-held-out problem on the other; so no held-out function is shown in any training data.
+Every function of a training problem or of a demonstration (correct, with its bugs, half mended, or with an expert's
+mistake) must be on the train side, and every one of a held-out problem on the other; so no held-out function occurs in
+any training data.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tasks.curriculum.generator.split import all_on
 from tasks.rollout.demonstrations import CARELESS, SKILLED, Demonstration, demonstrate, with_more_bugs
 from tasks.rollout.sandbox import WarmPool
 
+MANY = generate(12, "train", "short", 150) + generate(12, "train", "medium", 30)
 PROBLEMS = generate(11, "train", "short", 12) + generate(11, "train", "medium", 4)
 
 
@@ -50,6 +51,17 @@ def test_more_bugs_are_on_other_lines_and_on_the_training_side() -> None:
         assert harder.solution == problem.solution
         assert all_on(harder.files[FILE], "train")
     assert set(further) <= {0, 1, 2} and further.count(2) > len(PROBLEMS) / 2
+
+
+def test_every_state_on_the_way_to_the_solution_is_on_the_training_side(pool: WarmPool) -> None:
+    habits = SKILLED._replace(wrong_edit=0.5)
+    states = 0
+    for number, problem in enumerate(MANY):
+        harder = with_more_bugs(problem, 2, Random(number))
+        files = after_edits(harder.files[FILE], demonstrate(harder, habits, Random(number), pool))
+        assert all(all_on(file, "train") for file in (harder.files[FILE], *files)), problem.id
+        states += len(files)
+    assert states > 3 * len(MANY)
 
 
 def test_no_further_bugs_leave_the_problem_as_it_is() -> None:
