@@ -88,6 +88,19 @@ class ToolCall(Record):
     arguments: dict[str, Any] = {}
 
 
+def policy_name(number: int) -> str:
+    """Name of the policy version that `number` iterations made: `policy-00017`."""
+    return f"policy-{number:05d}"
+
+
+def policy_number(version: str) -> int:
+    """The number in a policy version's name. Raises ValueError for another name."""
+    kind, _, number = version.partition("-")
+    if kind != "policy" or not number.isdigit():
+        raise ValueError(f"{version!r} is no policy version: they are named like {policy_name(17)}")
+    return int(number)
+
+
 class Turn(Record):
     """One model message and what came back."""
 
@@ -100,6 +113,7 @@ class Turn(Record):
     call_errors: tuple[str, ...] = ()
     observation: str = ""
     tool_failed: bool = Field(default=False, description="a call ended in an error observation (agent's fault)")
+    policy_version: str = Field(default="", description="what sampled it; empty: the trajectory's")
     policy_digest: str
     sample_seconds: float = 0.0
     tool_seconds: float = 0.0
@@ -113,12 +127,24 @@ class Sampling(Record):
     seed: int = 0
 
 
+TOKEN_COLUMNS = (
+    "token_ids",
+    "loss_mask",
+    "rollout_logprobs",
+    "turn_index",
+    "advantages",
+    "routed_experts",
+    "policy_numbers",
+)
+
+
 class Segment(Record):
     """The per-token carrier of (part of) a rollout: five aligned lists of equal length T.
 
     `loss_mask` is 1 exactly at sampled tokens; there `rollout_logprobs` is the log-probability (nats, under the
     sampling temperature) the token was drawn with, elsewhere it is 0. `turn_index` is the turn a token belongs to:
-    a turn's prompt increment and its completion carry the same index.
+    a turn's prompt increment and its completion carry the same index. `policy_numbers` is there where the rollout went
+    on under a newer policy version: the number of the version that sampled each token, -1 where none did.
     """
 
     trajectory_id: str
@@ -129,12 +155,13 @@ class Segment(Record):
     turn_index: list[int]
     advantages: list[float] | None = None
     routed_experts: list[list[int]] | None = None
+    policy_numbers: list[int] | None = None
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
         lengths = {
             name: len(value)
-            for name in ("token_ids", "loss_mask", "rollout_logprobs", "turn_index", "advantages", "routed_experts")
+            for name in TOKEN_COLUMNS
             if (value := getattr(self, name)) is not None
         }
         if len(set(lengths.values())) != 1:
@@ -143,7 +170,7 @@ class Segment(Record):
 
 
 class Trajectory(Record):
-    """The record of one rollout. `outcome` is the verified one: None until verified, or where that was impossible."""
+    """The record of one rollout. `policy_version` is the one it ended under. `outcome` is the verified one: None until verified, or where that was impossible."""
 
     id: str
     run_id: str

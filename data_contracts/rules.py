@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from data_contracts.records import INFRASTRUCTURE
+from data_contracts.records import INFRASTRUCTURE, TOKEN_COLUMNS
 
 
 class Rule(NamedTuple):
@@ -102,24 +102,21 @@ def turns_sum_to_sampled(frame: pd.DataFrame) -> np.ndarray:
 
 
 def one_digest_per_rollout(frame: pd.DataFrame) -> np.ndarray:
-    """Every turn was sampled from the weights that the trajectory names."""
-    pairs = zip(frame["turns"], frame["policy_digest"], strict=True)
-    return _each(all(turn["policy_digest"] == digest for turn in turns) for turns, digest in pairs)
+    """Within a rollout, one policy version is one set of weights: what its turns say, and what the trajectory names."""
+    return _each(len(dict(pairs)) == len(set(pairs)) for pairs in _served(frame))
 
 
 def one_digest_per_version(frame: pd.DataFrame) -> np.ndarray:
     """One policy version is one set of weights; without a majority all rows of the version are refused."""
-    return _with_majority(frame["policy_version"], frame["policy_digest"])
+    served = [(row, *pair) for row, pairs in enumerate(_served(frame)) for pair in set(pairs)]
+    rows, versions, digests = (pd.Series(column) for column in zip(*served, strict=True)) if served else ((),) * 3
+    wrong = {row for row, good in zip(rows, _with_majority(versions, digests), strict=True) if not good}
+    return _each(row not in wrong for row in range(len(frame)))
 
 
 def one_problem_per_group(frame: pd.DataFrame) -> np.ndarray:
     """A group holds the rollouts of one problem."""
     return _with_majority(frame["group_id"], frame["problem_id"])
-
-
-def one_version_per_group(frame: pd.DataFrame) -> np.ndarray:
-    """A group holds the rollouts of one policy version."""
-    return _with_majority(frame["group_id"], frame["policy_version"])
 
 
 def has_segment(frame: pd.DataFrame, segments: pd.DataFrame) -> np.ndarray:
@@ -142,8 +139,7 @@ def mask_sum_is_sampled(frame: pd.DataFrame, segments: pd.DataFrame) -> np.ndarr
 
 def lengths_equal(frame: pd.DataFrame) -> np.ndarray:
     """All token columns of a segment that are there have one length."""
-    names = ("token_ids", "loss_mask", "rollout_logprobs", "turn_index", "advantages", "routed_experts")
-    rows = zip(*(frame[name] for name in names), strict=True)
+    rows = zip(*(frame[name] for name in TOKEN_COLUMNS), strict=True)
     return _each(len({len(value) for value in row if _is_list(value)}) == 1 for row in rows)
 
 
@@ -176,6 +172,15 @@ def segments_without_gap(frame: pd.DataFrame) -> np.ndarray:
 def belongs_to_trajectory(frame: pd.DataFrame, trajectories: pd.DataFrame) -> np.ndarray:
     """A segment's trajectory is there and was accepted."""
     return frame["trajectory_id"].isin(trajectories["id"]).to_numpy(dtype=bool)
+
+
+def _served(frame: pd.DataFrame) -> list[list[tuple[str, str]]]:
+    """Per row, (policy version, digest): the trajectory's own, then each turn's."""
+    rows = zip(frame["policy_version"], frame["policy_digest"], frame["turns"], strict=True)
+    return [
+        [(version, digest), *((turn.get("policy_version") or version, turn["policy_digest"]) for turn in turns)]
+        for version, digest, turns in rows
+    ]
 
 
 def _each(verdicts: Iterable[bool]) -> np.ndarray:

@@ -37,10 +37,10 @@ def curriculum(run: str) -> None:
 
 
 def select(bench: Bench, recipe: Recipe, iteration: int) -> None:
-    """Choose the problems of one iteration from what the ones before it showed."""
-    here = bench.run.iteration(iteration)
+    """Choose the problems of one iteration from what is known when its first rollouts may begin."""
+    here, known = bench.run.iteration(iteration), iteration - 1 - recipe.rollout.max_staleness
     if not here.selection.exists():
-        before = bench.run.iteration(iteration - 1).curriculum if iteration else bench.run.root / "none"
+        before = bench.run.iteration(known).curriculum if known >= 0 else bench.run.root / "none"
         select_problems(bench.run.train, before, here.selection, iteration, recipe.curriculum, recipe.seed)
 
 

@@ -92,8 +92,9 @@ def learning(run: str, start: int) -> None:
             for iteration in range(start, stop):
                 select(bench, recipe, iteration)
                 collect(bench, recipe, iteration)
-                judge(bench, recipe, iteration)
-                learn(bench, recipe, iteration)
+                with bench.stream.going_on():
+                    judge(bench, recipe, iteration)
+                    learn(bench, recipe, iteration)
                 tick(note=learning_note(bench.run, start))
         rows = learning_rows(bench.run)
         show_table("learning", rows[start:stop], f"Iterations {start} to {stop - 1}")

@@ -15,7 +15,7 @@ from data_contracts.store import read_json, read_trajectories, write_json
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from models.fingerprint import digest_folder
-from models.policy import policy_name
+from data_contracts.records import policy_name
 from models.release import Bundle
 from tasks.evaluation.report import by_mode
 from tasks.release.publish import Outcomes, code_revision, file_digest, outcomes_by_problem

@@ -1,6 +1,8 @@
 """Rollouts of one iteration: sampled under the newest policy, held to their contract, scored, gated.
 
 selection -> sessions -> contract -> rollouts.parquet, segments.parquet -> trainer's scores -> rollout gate
+
+With `rollout.max_staleness` the sessions of later iterations are begun early and carried over to newer versions.
 """
 
 from __future__ import annotations
@@ -8,13 +10,18 @@ from __future__ import annotations
 from prefect import flow
 
 from data_contracts.gates import require
-from data_contracts.records import Sampling
-from data_contracts.store import read_json
+from data_contracts.records import policy_name
+from data_contracts.store import read_json, read_segments
+from flows.curriculum import select
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, kept_gates, show_table
 from models.fingerprint import digest_folder
-from tasks.rollout.steps import Destination, Pass, gate_rollouts, sample_rollouts
+from tasks.problems import admitted
+from tasks.rollout.agent import Job
+from tasks.rollout.jobs import jobs_for
+from tasks.rollout.steps import Destination, collect_rollouts, gate_rollouts
 from tasks.training.config import check_sampling
+from tasks.training.reports import MismatchReport, pooled
 from tasks.training.steps import score_segments
 from tasks.workbench import Bench
 
@@ -40,19 +47,35 @@ def collect(bench: Bench, recipe: Recipe, iteration: int) -> None:
 def _sample(bench: Bench, recipe: Recipe, iteration: int) -> None:
     here, config = bench.run.iteration(iteration), recipe.rollout
     check_sampling(recipe.training, temperature=config.temperature, top_p=config.top_p)
-    sampling = Sampling(temperature=config.temperature, top_p=config.top_p, seed=recipe.seed)
-    version = bench.serve(iteration)
-    kept = sample_rollouts(
-        bench,
-        bench.run.train,
-        read_json(here.selection)["problem_ids"],
+    later = range(iteration + 1, min(iteration + config.max_staleness, recipe.iterations - 1) + 1)
+    for number in later:
+        select(bench, recipe, number)
+    bench.serve(iteration)
+    kept = collect_rollouts(
+        bench.stream,
+        iteration,
+        _jobs(bench, recipe, iteration),
+        [job for number in later for job in _jobs(bench, recipe, number)],
         Destination(here.journal, here.rollouts, here.segments, bench.run.quarantine),
-        config,
-        [Pass(sampling, range(config.rollouts_per_problem))],
-        policy_version=version,
-        iteration=iteration,
-        run_id=bench.run.id,
     )
-    mismatch = score_segments(bench.trainer_at(iteration), here.segments, here.scores)
-    digest = digest_folder(bench.policy(iteration))
-    gate_rollouts(here.rollouts, kept, digest, mismatch, here.gates, config)
+    numbers = range(max(0, iteration - config.max_staleness), iteration + 1)
+    digests = {policy_name(number): digest_folder(bench.policy(number)) for number in numbers}
+    gate_rollouts(here.rollouts, kept, digests, _mismatch(bench, iteration), here.gates, config)
+
+
+def _jobs(bench: Bench, recipe: Recipe, iteration: int) -> list[Job]:
+    by_id, chosen = admitted(bench.run.train), read_json(bench.run.iteration(iteration).selection)["problem_ids"]
+    indices = range(recipe.rollout.rollouts_per_problem)
+    problems = [by_id[problem_id] for problem_id in chosen]
+    return jobs_for(problems, indices, iteration=iteration, run_id=bench.run.id, seed=recipe.seed)
+
+
+def _mismatch(bench: Bench, iteration: int) -> MismatchReport:
+    """Engine against trainer at every token, each under the version that sampled it; writes the current one's scores."""
+    here = bench.run.iteration(iteration)
+    sampled_by = {n for segment in read_segments(here.segments) for n in segment.policy_numbers or ()}
+    older = [
+        score_segments(bench.trainer_scoring(number), here.segments, None, number)
+        for number in sorted(sampled_by - {-1, iteration})
+    ]
+    return pooled([*older, score_segments(bench.trainer_at(iteration), here.segments, here.scores, iteration)])

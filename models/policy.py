@@ -44,11 +44,6 @@ class Base:
     digest: str
 
 
-def policy_name(n: int) -> str:
-    """Return the name of the n-th policy version: `policy-00017`."""
-    return f"policy-{n:05d}"
-
-
 def load_base(path: Path | str) -> Base:
     """Load a Hugging Face causal language model folder in float32. A folder that is none is a UserError naming it."""
     folder = Path(path)

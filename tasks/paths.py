@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.policy import policy_name
+from data_contracts.records import policy_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_contracts.errors import UserError
-from models.policy import Base, LoraSpec, init_adapter, load_base, policy_name, publish_folder
+from data_contracts.records import Sampling, policy_name
+from models.policy import Base, LoraSpec, init_adapter, load_base, publish_folder
 from models.release import Release
 from tasks.paths import RunFolder
 from tasks.release.config import ReleaseConfig
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from models.registry import Registry
     from tasks.rollout.sandbox import WarmPool
     from tasks.rollout.slot_engine import SlotEngine
+    from tasks.rollout.stream import Stream
     from tasks.tracking import Tracker
     from tasks.training.client import Trainer
 
@@ -69,7 +71,7 @@ class Bench:
     def __init__(self, run: RunFolder, parts: Parts, stack: ExitStack) -> None:
         self.run, self.parts = run, parts
         self._stack = stack
-        self._served: str | None = None
+        self._served: list[str] = []
         self._in_training: int | None = None
 
     @cached_property
@@ -113,6 +115,19 @@ class Bench:
         return self._pool("verifier", self.parts.reward.verifier_workers)
 
     @cached_property
+    def stream(self) -> Stream:
+        """The training rollouts of all iterations."""
+        from tasks.rollout.environments import open_session
+        from tasks.rollout.scheduler import Scheduler, agents
+        from tasks.rollout.stream import Stream
+
+        config, pool = self.parts.rollout, self.agent_pool
+        sampling = Sampling(temperature=config.temperature, top_p=config.top_p)
+        start = agents(self.chat, lambda problem: open_session(problem, pool), sampling, config.max_turn_tokens)
+        scheduler = self._stack.enter_context(Scheduler(self.engine, start, config))
+        return Stream(scheduler, lambda number: self.run.iteration(number).journal, config.max_staleness)
+
+    @cached_property
     def registry(self) -> Registry:
         from models.registry import Registry
 
@@ -146,13 +161,14 @@ class Bench:
         return folder
 
     def serve(self, number: int) -> str:
-        """Have the engine serve a policy version, and it alone; returns the version's name."""
+        """Have the engine serve a policy version, and of the others those that turns are under way of; returns its name."""
         version = policy_name(number)
-        if self._served != version:
+        if version not in self._served:
             self.engine.load_adapter(version, self.policy(number))
-            if self._served is not None:
-                self.engine.drop_adapter(self._served)
-            self._served = version
+            kept = [name for name in self._served if self.stream.sampling_under(name)]
+            for name in set(self._served) - set(kept):
+                self.engine.drop_adapter(name)
+            self._served = [*kept, version]
         return version
 
     def trainer_at(self, number: int) -> Trainer:
@@ -161,6 +177,12 @@ class Bench:
             checkpoint = self.run.iteration(number - 1).checkpoint if number else None
             self.trainer.load(self.policy(number), checkpoint)
             self._in_training = number
+        return self.trainer
+
+    def trainer_scoring(self, number: int) -> Trainer:
+        """The trainer with a policy version loaded, only to score: without the optimizer's state."""
+        self.trainer.load(self.policy(number))
+        self._in_training = None
         return self.trainer
 
     def trained(self, number: int) -> None:

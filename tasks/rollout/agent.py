@@ -7,6 +7,7 @@ What ends a session: a call that is `done` (completed), the problem's turns or t
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,10 @@ class Job:
 
 
 class Agent:
-    """One attempt. `name` is the session's name in the engine; it differs from attempt to attempt."""
+    """One attempt. `name` is the session's name in the engine; it differs from attempt to attempt.
+
+    `policy_version` is what its next turn is sampled under.
+    """
 
     def __init__(
         self,
@@ -65,10 +69,11 @@ class Agent:
         sampling: Sampling,
         max_turn_tokens: int,
     ) -> None:
-        self.job, self.session, self.name = job, session, name
+        self.job, self.session, self.name, self.policy_version = job, session, name, policy_version
+        self._attempt = name
         self.status: Status | None = None
         self._detail, self._submitted = "", False
-        self._chat, self._version, self._sampling = chat, policy_version, sampling
+        self._chat, self._sampling, self._seed = chat, sampling, sampling.seed
         self._max_turn_tokens, self._left = max_turn_tokens, job.problem.limits.tokens
         self._segments = SegmentWriter()
         self._turns: list[Turn] = []
@@ -83,14 +88,22 @@ class Agent:
         self._segments.prompt(self._context, len(self._turns))
         return SampleRequest(
             session=self.name,
-            policy_version=self._version,
+            policy_version=self.policy_version,
             token_ids=list(self._context),
             max_tokens=min(self._max_turn_tokens, self._left),
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
-            seed=self._sampling.seed,
+            seed=self._seed,
             stop_ids=self._chat.stop_ids,
         )
+
+    def move_to(self, version: str) -> None:
+        """Sample the turns from now on under another policy version, within what is left of the budget.
+
+        The engine sees a session of its own: with a new name, and noise that does not repeat what was drawn before.
+        """
+        self.policy_version, self.name = version, f"{self._attempt}@{version}"
+        self._seed = int.from_bytes(hashlib.sha256(f"{self._sampling.seed}/{version}".encode()).digest()[:8]) >> 1
 
     def rewrite_context(self, token_ids: Sequence[int]) -> None:
         """Sample the next turn from these tokens instead; if they do not extend the last ones, a segment begins."""
@@ -99,7 +112,7 @@ class Agent:
     def take_completion(self, completion: Completion) -> tuple[ToolCall, ...]:
         """Record a sampled turn; returns the calls to run. Then either `status` is set or `take_results` is due."""
         index, cut = len(self._turns), completion.finish_reason == "length"
-        self._segments.sampled(completion.token_ids, completion.logprobs, index)
+        self._segments.sampled(completion.token_ids, completion.logprobs, index, completion.policy_version)
         self._context = [*self._context, *completion.token_ids]
         self._left -= len(completion.token_ids)
         self._closed = not cut
@@ -120,6 +133,7 @@ class Agent:
                 finish_reason=completion.finish_reason,
                 calls=calls,
                 call_errors=errors,
+                policy_version=completion.policy_version,
                 policy_digest=completion.policy_digest,
                 sample_seconds=completion.seconds,
             )
@@ -163,8 +177,8 @@ class Agent:
             horizon=job.problem.horizon,
             group_id=job.group_id,
             rollout_index=job.rollout_index,
-            policy_version=self._version,
-            policy_digest=self._turns[0].policy_digest if self._turns else "",
+            policy_version=self._turns[-1].policy_version if self._turns else self.policy_version,
+            policy_digest=self._turns[-1].policy_digest if self._turns else "",
             status=self.status,
             detail=self._detail,
             sampling=self._sampling,

@@ -19,6 +19,12 @@ class RolloutConfig(Config):
     tool_latency_polls: int = Field(
         default=4, ge=1, description="tools' results join the engine together, at every so many of its steps"
     )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="iterations that rollouts may be ahead of training: 0, none; 1 and more, sessions of later "
+        "iterations fill free places and go on while the policy is trained, each turn under the newest version",
+    )
     retries: int = Field(default=2, ge=0, description="times an infrastructure failure is tried again")
     minimum_contract_share: float = Field(
         default=0.98, ge=0, le=1, description="gate: least share of rows that the contract accepts"

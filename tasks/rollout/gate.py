@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from data_contracts.gates import Gate, Verdict, threshold
 from data_contracts.records import INFRASTRUCTURE, Trajectory
@@ -27,20 +27,29 @@ def infrastructure_gate(trajectories: Sequence[Trajectory], *, maximum_share: fl
     return gate.model_copy(update={"evidence": gate.evidence | dict(sorted(failures.items()))})
 
 
-def digest_gate(trajectories: Sequence[Trajectory], expected: str) -> Gate:
-    """Whether every turn was sampled by the weights of this digest; no turns is INCONCLUSIVE."""
+def digest_gate(trajectories: Sequence[Trajectory], expected: Mapping[str, str]) -> Gate:
+    """Whether every turn was sampled by the weights of one of the versions expected, name -> digest.
+
+    No turns, or a digest that is not known, is INCONCLUSIVE.
+    """
     name = "rollout policy digest"
-    served = [(t.id, turn.index, turn.policy_digest) for t in trajectories for turn in t.turns]
-    wrong = [turn for turn in served if turn[2] != expected]
-    evidence: dict[str, float | int | str | bool | None] = {"expected": expected, "n": len(served), "wrong": len(wrong)}
-    if not served or not expected:
+    served = [(t.id, turn, turn.policy_version or t.policy_version) for t in trajectories for turn in t.turns]
+    wrong = [(rollout, turn) for rollout, turn, version in served if turn.policy_digest != expected.get(version)]
+    of_version = Counter(version for _, _, version in served)
+    evidence: dict[str, float | int | str | bool | None] = {
+        "expected": ", ".join(expected.values()),
+        "n": len(served),
+        "wrong": len(wrong),
+        **{f"turns of {version}": count for version, count in sorted(of_version.items())},
+    }
+    if not served or not expected or not all(expected.values()):
         reason = "no turn was sampled" if not served else "the expected digest is not known"
         return Gate(name=name, verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence)
     if wrong:
-        rollout, turn, digest = wrong[0]
-        reason = f"{len(wrong)} of {len(served)} turns were sampled by other weights, first {rollout} turn {turn}"
-        return Gate(name=name, verdict=Verdict.FAIL, reason=reason, evidence=evidence | {"served": digest})
-    reason = f"all {len(served)} turns were sampled by {expected[:12]}"
+        rollout, turn = wrong[0]
+        reason = f"{len(wrong)} of {len(served)} turns were sampled by other weights, first {rollout} turn {turn.index}"
+        return Gate(name=name, verdict=Verdict.FAIL, reason=reason, evidence=evidence | {"served": turn.policy_digest})
+    reason = f"all {len(served)} turns were sampled by {', '.join(d[:12] for d in expected.values())}"
     return Gate(name=name, verdict=Verdict.PASS, reason=reason, evidence=evidence)
 
 

@@ -11,20 +11,30 @@ being sampled, all pending tools are waited for and join at once, in the jobs' o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from data_contracts.records import Problem, Rollout, Sampling, Status
 from tasks.rollout.agent import Agent, ChatLike, Job, run_calls
+from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Completion, ContextFull, Engine, EngineError
 from tasks.rollout.environments.base import Session, ToolResult
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
 
 OpenSession = Callable[[Problem], Session]
+StartAgent = Callable[[Job, str, str], Agent]
+"""(job, the session's name, policy version) -> its agent."""
+
+
+class Ended(NamedTuple):
+    """A job and what became of it."""
+
+    job: Job
+    rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A job in the air: which of the jobs, which attempt, and its agent."""
+    """A job in the air: its place among all jobs, which attempt, and its agent."""
 
     place: int
     job: Job
@@ -54,87 +64,85 @@ def run_sessions(
     open_session: OpenSession,
     policy_version: str,
     sampling: Sampling,
-    capacity: int = 128,
+    config: RolloutConfig = RolloutConfig(),
     journal: Journal | None = None,
-    max_turn_tokens: int = 64,
-    tool_workers: int = 2,
-    tool_latency_polls: int = 4,
-    retries: int = 2,
     on_done: Callable[[Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Make one rollout per job, at most `capacity` at a time; returns them in the order of the jobs.
+    """Make one rollout per job; returns them in the order of the jobs.
 
     Rollouts that the journal holds are taken from it, new ones are added. An infrastructure failure is tried again
-    `retries` times from the start, then recorded with its status. `on_done` hears of every rollout, the journal's too.
-    `sampling.seed` is replaced by each job's.
+    `config.retries` times from the start, then recorded with its status. `on_done` hears of every rollout, the journal's
+    too. `sampling.seed` is replaced by each job's.
     """
-    if len({job.trajectory_id for job in jobs}) < len(jobs):
-        raise ValueError("two jobs have one trajectory id: number the rollouts of a problem")
-    if capacity < 1 or tool_latency_polls < 1:
-        raise ValueError("capacity and tool_latency_polls are at least 1")
-
-    def start(job: Job, attempt: int) -> Agent:
-        return Agent(
-            job,
-            open_session(job.problem),
-            chat,
-            name=f"{job.trajectory_id}#{attempt}",
-            policy_version=policy_version,
-            sampling=sampling.model_copy(update={"seed": job.seed}),
-            max_turn_tokens=max_turn_tokens,
-        )
-
-    done = _from_journal(jobs, journal, policy_version)
+    done = finished(jobs, journal, {policy_version})
     for rollout in done.values():
         if on_done:
             on_done(rollout)
-    waiting = deque((place, job, 0) for place, job in enumerate(jobs) if place not in done)
-    with _Scheduler(engine, start, waiting, capacity, tool_workers, tool_latency_polls, retries) as scheduler:
+    start = agents(chat, open_session, sampling, config.max_turn_tokens)
+    with Scheduler(engine, start, config) as scheduler:
+        scheduler.serve(policy_version)
+        scheduler.add(job for job in jobs if job.trajectory_id not in done)
         while not scheduler.idle:
-            ended = dict(scheduler.tick())
+            ended = {job.trajectory_id: rollout for job, rollout in scheduler.tick()}
             if journal is not None and ended:
                 journal.add(*ended.values())
             done |= ended
             for rollout in ended.values():
                 if on_done:
                     on_done(rollout)
-    return [done[place] for place in range(len(jobs))]
+    return [done[job.trajectory_id] for job in jobs]
 
 
-def _from_journal(jobs: Sequence[Job], journal: Journal | None, policy_version: str) -> dict[int, Rollout]:
-    found: dict[int, Rollout] = {}
-    for place, job in enumerate(jobs):
+def agents(chat: ChatLike, open_session: OpenSession, sampling: Sampling, max_turn_tokens: int) -> StartAgent:
+    """How an attempt at a job begins; `sampling.seed` is replaced by the job's."""
+
+    def start(job: Job, name: str, version: str) -> Agent:
+        return Agent(
+            job,
+            open_session(job.problem),
+            chat,
+            name=name,
+            policy_version=version,
+            sampling=sampling.model_copy(update={"seed": job.seed}),
+            max_turn_tokens=max_turn_tokens,
+        )
+
+    return start
+
+
+def finished(jobs: Sequence[Job], journal: Journal | None, versions: set[str]) -> dict[str, Rollout]:
+    """The jobs' rollouts that the journal holds, by trajectory id; each has to be of one of `versions`."""
+    if len({job.trajectory_id for job in jobs}) < len(jobs):
+        raise ValueError("two jobs have one trajectory id: number the rollouts of a problem")
+    found: dict[str, Rollout] = {}
+    for job in jobs:
         rollout = journal.finished(job.trajectory_id) if journal is not None else None
         if journal is None or rollout is None:
             continue
-        if rollout.trajectory.policy_version != policy_version:
-            message = f"{journal.path} holds rollouts of {rollout.trajectory.policy_version}, not of {policy_version}"
+        if (version := rollout.trajectory.policy_version) not in versions:
+            message = f"{journal.path} holds rollouts of {version}, not of {', '.join(sorted(versions))}"
             raise ValueError(f"{message}: give each policy version its own journal")
-        found[place] = rollout
+        found[job.trajectory_id] = rollout
     return found
 
 
-class _Scheduler:
-    """The state between two polls. Leaving it closes every session that is still in the engine."""
+class Scheduler:
+    """Sessions between two polls. Leaving it closes every session that is still in the engine.
 
-    def __init__(
-        self,
-        engine: Engine,
-        start: Callable[[Job, int], Agent],
-        waiting: deque[tuple[int, Job, int]],
-        capacity: int,
-        workers: int,
-        latency: int,
-        retries: int,
-    ) -> None:
-        self._engine, self._start, self._waiting = engine, start, waiting
-        self._capacity, self._latency, self._retries = capacity, latency, retries
-        self._tools = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="tools")
+    `serve` may be called again while sessions are in flight: a turn under way ends under the version it began with,
+    the turns after it are the new version's.
+    """
+
+    def __init__(self, engine: Engine, start: StartAgent, config: RolloutConfig) -> None:
+        self._engine, self._start, self._config = engine, start, config
+        self._version = ""
+        self._waiting: deque[tuple[int, Job, int]] = deque()
+        self._tools = ThreadPoolExecutor(max_workers=config.tool_workers, thread_name_prefix="tools")
         self._flights: dict[str, _Flight] = {}
         self._sampling: set[str] = set()
         self._pending: list[_Pending] = []
-        self._ended: list[tuple[int, Rollout]] = []
-        self._polls = 0
+        self._ended: list[Ended] = []
+        self._polls = self._places = 0
 
     def __enter__(self) -> Self:
         return self
@@ -150,8 +158,27 @@ class _Scheduler:
     def idle(self) -> bool:
         return not self._waiting and not self._flights
 
-    def tick(self) -> list[tuple[int, Rollout]]:
-        """One poll of the engine and all that follows from it; returns (place, rollout) of what ended."""
+    @property
+    def running(self) -> int:
+        """Sessions in flight."""
+        return len(self._flights)
+
+    def serve(self, version: str) -> None:
+        """Sample new turns under this policy version, which the engine has loaded."""
+        self._version = version
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Put jobs behind those that wait."""
+        for job in jobs:
+            self._waiting.append((self._places, job, 0))
+            self._places += 1
+
+    def sampling_under(self, version: str) -> bool:
+        """Whether a turn of this version is under way: then its weights are still needed."""
+        return any(self._flights[name].agent.policy_version == version for name in self._sampling)
+
+    def tick(self) -> list[Ended]:
+        """One poll of the engine and all that follows from it; returns what ended."""
         self._admit()
         self._join()
         if self._sampling:
@@ -161,9 +188,9 @@ class _Scheduler:
         return ended
 
     def _admit(self) -> None:
-        while self._waiting and len(self._flights) < self._capacity:
+        while self._waiting and len(self._flights) < self._config.capacity:
             place, job, attempt = self._waiting.popleft()
-            agent = self._start(job, attempt)
+            agent = self._start(job, f"{job.trajectory_id}#{attempt}", self._version)
             flight = self._flights[agent.name] = _Flight(place, job, attempt, agent)
             self._sample(flight)
 
@@ -197,12 +224,11 @@ class _Scheduler:
             self._take(self._flights[name], completion)
 
     def _take(self, flight: _Flight, completion: Completion) -> None:
-        agent = flight.agent
+        agent, latency = flight.agent, self._config.tool_latency_polls
         calls = agent.take_completion(completion)
         if calls:
             future = self._tools.submit(run_calls, agent.session, calls)
-            due = self._polls + self._latency - self._polls % self._latency
-            self._pending.append(_Pending(flight, due, future))
+            self._pending.append(_Pending(flight, self._polls + latency - self._polls % latency, future))
             return
         if agent.status is None:
             agent.take_results([])
@@ -210,9 +236,19 @@ class _Scheduler:
 
     def _go_on(self, flight: _Flight) -> None:
         if flight.agent.status is None:
+            self._move(flight)
             self._sample(flight)
         else:
             self._end(flight)
+
+    def _move(self, flight: _Flight) -> None:
+        """Go on under the version that is served now, in a session of its own: what the old one cached is void."""
+        agent = flight.agent
+        if agent.policy_version != self._version:
+            self._engine.close_session(agent.name)
+            del self._flights[agent.name]
+            agent.move_to(self._version)
+            self._flights[agent.name] = flight
 
     def _sample(self, flight: _Flight) -> None:
         try:
@@ -228,7 +264,7 @@ class _Scheduler:
     def _fail(self, flight: _Flight, status: Status, detail: str) -> None:
         """An infrastructure failure: from the start again, before new jobs; or the end, when tries have run out."""
         flight.agent.end(status, detail)
-        if flight.attempt < self._retries:
+        if flight.attempt < self._config.retries:
             self._leave(flight)
             self._waiting.appendleft((flight.place, flight.job, flight.attempt + 1))
         else:
@@ -236,7 +272,7 @@ class _Scheduler:
 
     def _end(self, flight: _Flight) -> None:
         self._leave(flight)
-        self._ended.append((flight.place, flight.agent.finish()))
+        self._ended.append(Ended(flight.job, flight.agent.finish()))
 
     def _leave(self, flight: _Flight) -> None:
         name = flight.agent.name

@@ -1,6 +1,6 @@
 """The token record of a rollout as it grows: what was sampled is trained, what was inserted is not.
 
-prompt(ids), sampled(ids, logprobs), prompt(ids), ... -> build() -> Segments
+prompt(ids), sampled(ids, logprobs, version), prompt(ids), ... -> build() -> Segments
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from data_contracts.records import Segment
+from data_contracts.records import Segment, policy_number
 
 
 @dataclass(slots=True)
@@ -17,17 +17,19 @@ class _Columns:
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
 
     @property
     def sampled_end(self) -> int:
         """Length up to the last sampled token: what was inserted after it led to nothing."""
         return len(self.loss_mask) - self.loss_mask[::-1].index(1)
 
-    def add(self, ids: Sequence[int], mask: int, logprobs: Sequence[float], turn: int) -> None:
+    def add(self, ids: Sequence[int], mask: int, logprobs: Sequence[float], turn: int, version: str = "") -> None:
         self.token_ids += ids
         self.loss_mask += [mask] * len(ids)
         self.logprobs += logprobs
         self.turns += [turn] * len(ids)
+        self.versions += [version] * len(ids)
 
 
 class SegmentWriter:
@@ -50,15 +52,16 @@ class SegmentWriter:
         fresh = list(token_ids[known:])
         self._segments[-1].add(fresh, 0, [0.0] * len(fresh), turn)
 
-    def sampled(self, token_ids: Sequence[int], logprobs: Sequence[float], turn: int) -> None:
-        """What `turn` sampled, each token with the log-probability it was drawn with."""
+    def sampled(self, token_ids: Sequence[int], logprobs: Sequence[float], turn: int, version: str) -> None:
+        """What `turn` sampled under a policy version, each token with the log-probability it was drawn with."""
         if len(token_ids) != len(logprobs):
             raise ValueError(f"{len(token_ids)} sampled tokens have {len(logprobs)} log-probabilities")
-        self._segments[-1].add(token_ids, 1, logprobs, turn)
+        self._segments[-1].add(token_ids, 1, logprobs, turn, version)
 
     def build(self, trajectory_id: str) -> tuple[Segment, ...]:
         """The segments that something was sampled in, each up to its last sampled token."""
         kept = [columns for columns in self._segments if any(columns.loss_mask)]
+        several = len({version for columns in kept for version in columns.versions if version}) > 1
         return tuple(
             Segment(
                 trajectory_id=trajectory_id,
@@ -67,6 +70,12 @@ class SegmentWriter:
                 loss_mask=columns.loss_mask[: columns.sampled_end],
                 rollout_logprobs=columns.logprobs[: columns.sampled_end],
                 turn_index=columns.turns[: columns.sampled_end],
+                policy_numbers=_numbers(columns) if several else None,
             )
             for index, columns in enumerate(kept)
         )
+
+
+def _numbers(columns: _Columns) -> list[int]:
+    """The number of the policy version each token was sampled under, -1 where it was not sampled."""
+    return [policy_number(version) if version else -1 for version in columns.versions[: columns.sampled_end]]

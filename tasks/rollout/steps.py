@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from data_contracts.records import Rollout, Sampling
 from data_contracts.store import read_trajectories, write_json
 from models.chat import Chat
 from tasks.problems import admitted
+from tasks.rollout.agent import Job
 from tasks.rollout.batch import Kept, keep_valid
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Engine
@@ -23,6 +24,7 @@ from tasks.rollout.jobs import jobs_for
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import WarmPool
 from tasks.rollout.scheduler import run_sessions
+from tasks.rollout.stream import Stream
 
 
 class Sampler(Protocol):
@@ -46,7 +48,7 @@ class Pass(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Where rollouts go: the journal, the accepted ones as two tables, the rest."""
+    """Where rollouts go: the journal of finished ones, the accepted ones as two tables, the rest."""
 
     journal: Path
     rollouts: Path
@@ -82,27 +84,30 @@ def sample_rollouts(
             open_session=lambda problem: open_session(problem, bench.agent_pool),
             policy_version=policy_version,
             sampling=sampling,
-            capacity=config.capacity,
+            config=config,
             journal=journal,
-            max_turn_tokens=config.max_turn_tokens,
-            tool_workers=config.tool_workers,
-            tool_latency_polls=config.tool_latency_polls,
-            retries=config.retries,
             on_done=on_done,
         )
     return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, run_id, iteration)
 
 
+@task(name="collect rollouts", cache_policy=NO_CACHE)
+def collect_rollouts(stream: Stream, iteration: int, jobs: Sequence[Job], ahead: Sequence[Job], out: Destination) -> Kept:
+    """Make the rollouts of an iteration's jobs, with those ahead in the free places; what the contract accepts is written."""
+    rollouts = stream.collect(iteration, jobs, ahead)
+    return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, jobs[0].run_id, iteration)
+
+
 @task(name="rollout gate", cache_policy=NO_CACHE)
 def gate_rollouts(
-    trajectories: Path, kept: Kept, digest: str, mismatch: Any, out: Path, config: RolloutConfig
+    trajectories: Path, kept: Kept, digests: Mapping[str, str], mismatch: Any, out: Path, config: RolloutConfig
 ) -> list[Gate]:
     """Decide whether the batch may train, and write the verdicts to `out` (.json)."""
     sampled = read_trajectories(trajectories)
     gates = [
         contract_gate(kept.accepted, kept.total, minimum_share=config.minimum_contract_share),
         infrastructure_gate(sampled, maximum_share=config.maximum_infrastructure_share),
-        digest_gate(sampled, digest),
+        digest_gate(sampled, digests),
         mismatch_gate(
             mismatch.mean_abs_diff,
             mismatch.max_abs_diff,

@@ -75,9 +75,13 @@ class Trainer:
         """
         self._call("load", policy_dir=str(policy_dir), checkpoint_dir=str(checkpoint_dir) if checkpoint_dir else None)
 
-    def score(self, segments_path: Path, out_path: Path) -> MismatchReport:
-        """Write the current policy's log-probabilities and entropies of all segments to `out_path` (Parquet)."""
-        return MismatchReport(**self._call("score", segments_path=str(segments_path), out_path=str(out_path)))
+    def score(self, segments_path: Path, out_path: Path | None = None, number: int | None = None) -> MismatchReport:
+        """Write the current policy's log-probabilities and entropies of all segments to `out_path` (Parquet), if given.
+
+        The report leaves out tokens that a segment says another version than `number` sampled.
+        """
+        out = str(out_path) if out_path else None
+        return MismatchReport(**self._call("score", segments_path=str(segments_path), out_path=out, number=number))
 
     def train(
         self, batch_path: Path, scores_path: Path | None, out_policy_dir: Path, checkpoint_dir: Path, step: int

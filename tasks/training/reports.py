@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -12,7 +14,7 @@ class TrainingDiverged(RuntimeError):
 class MismatchReport(BaseModel):
     """How far the trainer's log-probabilities are from the engine's, over sampled tokens; d = train - rollout, r = e^d.
 
-    All None when there are no tokens. `by_position` splits each row's sampled tokens into equal parts from first to
+    All None when there are no tokens. `by_position` (empty when several reports were pooled) splits each row's sampled tokens into equal parts from first to
     last and holds the mean |d| of each part (None: no token fell there).
     """
 
@@ -32,6 +34,32 @@ class MismatchReport(BaseModel):
     by_position: tuple[float | None, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+
+
+def pooled(reports: Sequence[MismatchReport]) -> MismatchReport:
+    """One report over the tokens of several: means weighted by their tokens, the largest of the largest."""
+    measured = [report for report in reports if report.tokens]
+    tokens = sum(report.tokens for report in measured)
+    if len(measured) <= 1:
+        return measured[0] if measured else MismatchReport(tokens=0)
+
+    def values(name: str) -> list[float]:
+        return [float(getattr(report, name)) for report in measured]
+
+    def mean(name: str) -> float:
+        return sum(v * r.tokens for v, r in zip(values(name), measured, strict=True)) / tokens
+
+    return MismatchReport(
+        tokens=tokens,
+        mean_abs_diff=mean("mean_abs_diff"),
+        max_abs_diff=max(values("max_abs_diff")),
+        mult_prob_error=mean("mult_prob_error"),
+        kl_rollout_train=mean("kl_rollout_train"),
+        kl_train_rollout=mean("kl_train_rollout"),
+        max_after_gap=max(values("max_after_gap")),
+        seconds=sum(values("seconds")),
+        cpu_seconds=sum(values("cpu_seconds")),
+    )
 
 
 class TrainReport(BaseModel):

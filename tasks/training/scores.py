@@ -30,9 +30,23 @@ class Score:
     entropy: list[float]
 
 
-def mismatch(segments: Sequence[Segment], scores: Sequence[Score]) -> MismatchReport:
-    """Compare the trainer's log-probabilities with those the tokens were sampled with."""
-    return mismatch_report(*_grid(segments, scores))
+def mismatch(segments: Sequence[Segment], scores: Sequence[Score], number: int | None = None) -> MismatchReport:
+    """Compare the trainer's log-probabilities with those the tokens were sampled with.
+
+    `number` is the policy version that the scores are of: tokens that another one sampled are stale, no mismatch, and
+    left out.
+    """
+    train_logprobs, rollout_logprobs, mask = _grid(segments, scores)
+    return mismatch_report(train_logprobs, rollout_logprobs, mask & _sampled_by(segments, number, mask))
+
+
+def _sampled_by(segments: Sequence[Segment], number: int | None, like: Tensor) -> Tensor:
+    """Where tokens were sampled by version `number` (None: by any), as booleans [B, T]."""
+    mine = torch.ones_like(like)
+    for row, segment in enumerate(segments):
+        if number is not None and segment.policy_numbers is not None:
+            mine[row, : len(segment.policy_numbers)] = torch.tensor(segment.policy_numbers) == number
+    return mine
 
 
 def weights_of(

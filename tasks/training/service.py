@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.errors import UserError
-from data_contracts.records import Segment
 from data_contracts.store import read_segments
 from models.policy import load_base
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
 from tasks.training.learner import score, train_iteration
-from tasks.training.scores import Score, mismatch, read_scores, write_scores
+from tasks.training.scores import mismatch, read_scores, write_scores
 
 
 class TrainingService:
@@ -54,12 +53,14 @@ class TrainingService:
             self._engine.load_checkpoint(Path(policy_dir), Path(checkpoint_dir))
         return {}
 
-    def score(self, segments_path: str, out_path: str) -> dict[str, Any]:
-        """Score all segments, write the scores, and report the mismatch."""
+    def score(self, segments_path: str, out_path: str | None, number: int | None) -> dict[str, Any]:
+        """Score all segments, write the scores where a path is given, and report the mismatch of version `number`."""
         began, began_cpu = time.monotonic(), time.process_time()
         segments = read_segments(Path(segments_path))
-        scores = self._score_to(Path(out_path), segments)
-        report = mismatch(segments, scores).model_dump()
+        scores = score(self._loaded(), segments)
+        if out_path is not None and distributed.rank() == 0:
+            write_scores(Path(out_path), segments, scores)
+        report = mismatch(segments, scores, number).model_dump()
         return {**report, "seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - began_cpu}
 
     def train(
@@ -78,12 +79,6 @@ class TrainingService:
             step=step,
         )
         return report.model_dump()
-
-    def _score_to(self, path: Path, segments: list[Segment]) -> list[Score]:
-        scores = score(self._loaded(), segments)
-        if distributed.rank() == 0:
-            write_scores(path, segments, scores)
-        return scores
 
     def _loaded(self) -> TrainingEngine:
         if self._engine is None:

@@ -18,9 +18,9 @@ from tasks.training.reports import MismatchReport, TrainReport
 
 
 @task(name="score segments", cache_policy=NO_CACHE)
-def score_segments(trainer: Trainer, segments: Path, scores: Path) -> MismatchReport:
-    """Score every sampled token under the policy in training; the report feeds the mismatch gate."""
-    return trainer.score(segments, scores)
+def score_segments(trainer: Trainer, segments: Path, scores: Path | None, number: int) -> MismatchReport:
+    """Score every token under the policy that the trainer holds, version `number`; the report feeds the mismatch gate."""
+    return trainer.score(segments, scores, number)
 
 
 @task(name="freeze batch", cache_policy=NO_CACHE)

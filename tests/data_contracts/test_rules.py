@@ -59,10 +59,12 @@ TRAJECTORY_RULES = [
         {"policy_digest": OTHER, "turns": turns((0, 2, OTHER), (1, 3, OTHER))},
     ),
     ("one_problem_per_group", {"problem_id": "p-9"}),
-    ("one_version_per_group", {"policy_version": "policy-00004"}),
 ]
 SEGMENT_RULES = [
-    *(("lengths_equal", {name: [0] * 9}) for name in ("token_ids", "rollout_logprobs", "turn_index", "advantages")),
+    *(
+        ("lengths_equal", {name: [0] * 9})
+        for name in ("token_ids", "rollout_logprobs", "turn_index", "advantages", "policy_numbers")
+    ),
     ("lengths_equal", {"routed_experts": [[1]] * 11}),
     ("lengths_equal", {"loss_mask": [0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]}),
     *(("finite_logprobs", {"rollout_logprobs": [0.0] * 9 + [value]}) for value in (math.nan, math.inf, -math.inf)),
@@ -113,6 +115,16 @@ def test_whole_tables_hold(trajectories, segments):
         assert result.rejected == []
         assert result.skipped == ()
         assert len(result.accepted) == 8
+
+
+def test_a_rollout_may_go_on_under_a_newer_version_whose_digest_is_the_one_of_all(trajectory, turn):
+    newer = {"policy_version": "policy-00004", "policy_digest": OTHER}
+    older = turn(0, 2, DIGEST).model_copy(update={"policy_version": "policy-00003"})
+    carried = trajectory(0, **newer, turns=(older, turn(1, 3, OTHER)))
+    of_both = [trajectory(1), trajectory(2), *(trajectory(n, **newer, turns=(turn(0, 5, OTHER),)) for n in (3, 4))]
+    assert dropped("trajectories", frame_of("trajectories", [carried, *of_both]))[:2] == (set(), set())
+    false = carried.model_copy(update={"turns": (older.model_copy(update={"policy_digest": OTHER}), turn(1, 3, OTHER))})
+    assert dropped("trajectories", frame_of("trajectories", [false, *of_both]))[:2] == ({"one_digest_per_version"}, {0})
 
 
 def test_versions_without_a_majority_of_one_digest_go_altogether(trajectory, turn):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from data_contracts.errors import UserError
 from models.fingerprint import DIGEST_FILE, digest_folder, probe_logprobs
+from data_contracts.records import policy_name
 from models.policy import (
     Base,
     LoraSpec,
@@ -17,7 +18,6 @@ from models.policy import (
     init_adapter,
     load_base,
     merged_model,
-    policy_name,
     trainable_policy,
     write_adapter,
 )
@@ -45,11 +45,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     folder = tmp_path_factory.mktemp("base")
     _save_tiny_model(folder)
     return load_base(folder)
-
-
-def test_policy_names_sort_by_number() -> None:
-    assert policy_name(17) == "policy-00017"
-    assert sorted([policy_name(10), policy_name(9)]) == [policy_name(9), policy_name(10)]
 
 
 def test_base_is_frozen_float32(base: Base) -> None:

@@ -18,6 +18,7 @@ from tasks.training.packing import pack, sampled_positions
 
 SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>'
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"n": 3}}\n</tool_call>'
+VERSION = "policy-00000"
 MakeProblem = Callable[..., Problem]
 
 
@@ -236,9 +237,9 @@ def test_a_session_ended_from_outside_keeps_what_it_has(drive: Callable[..., Dri
 def test_a_response_is_as_long_as_its_mask_says() -> None:
     writer = SegmentWriter()
     writer.prompt([1, 2, 3], 0)
-    writer.sampled([4, 5, 6, 7], [-0.5] * 4, 0)
+    writer.sampled([4, 5, 6, 7], [-0.5] * 4, 0, VERSION)
     writer.prompt(list(range(1, 11)), 1)
-    writer.sampled([11, 12, 13, 14, 15], [-0.25] * 5, 1)
+    writer.sampled([11, 12, 13, 14, 15], [-0.25] * 5, 1, VERSION)
     (segment,) = writer.build("t")
     assert "".join(map(str, segment.loss_mask)) == "0001111" + "000" + "11111"
     assert sum(segment.loss_mask) == len(sampled_positions(segment)) == pack([segment]).counts[0] == 9
@@ -255,7 +256,7 @@ def test_what_is_trained_is_what_was_sampled_whatever_the_turns(turns: list[tupl
         context = [*([index] if rewrite else context), *[7] * inserted]
         writer.prompt(context, index)
         ids, logprobs = [100 * index + i for i in range(count)], [-0.1 * (i + 1) for i in range(count)]
-        writer.sampled(ids, logprobs, index)
+        writer.sampled(ids, logprobs, index, VERSION)
         context = context + ids
         sampled += list(zip(ids, logprobs, strict=True))
     segments = writer.build("t")
@@ -271,5 +272,5 @@ def test_a_segment_takes_no_token_without_its_logprob() -> None:
     writer = SegmentWriter()
     writer.prompt([1, 2], 0)
     with pytest.raises(ValueError, match="2 sampled tokens have 1 log-prob"):
-        writer.sampled([3, 4], [-1.0], 0)
+        writer.sampled([3, 4], [-1.0], 0, VERSION)
     assert writer.build("t") == ()

@@ -47,17 +47,29 @@ def test_infrastructure_failures_are_counted_by_kind(make_trajectory: Make) -> N
 def test_every_turn_must_come_from_the_expected_weights(make_trajectory: Make) -> None:
     right = make_trajectory("p", 0, turns=(turn(0, "new"), turn(1, "new")))
     wrong = make_trajectory("p", 1, turns=(turn(0, "new"), turn(1, "base")))
-    assert digest_gate([right], "new").verdict is Verdict.PASS
-    gate = digest_gate([right, wrong], "new")
+    assert digest_gate([right], {"policy-00000": "new"}).verdict is Verdict.PASS
+    gate = digest_gate([right, wrong], {"policy-00000": "new"})
     assert gate.verdict is Verdict.FAIL
     assert (gate.evidence["wrong"], gate.evidence["n"], gate.evidence["served"]) == (1, 4, "base")
     assert "p-1 turn 1" in gate.reason
 
 
+def test_turns_of_an_older_version_are_held_to_its_own_digest(make_trajectory: Make) -> None:
+    older, newer = turn(0, "old"), turn(1, "new").model_copy(update={"policy_version": "policy-00001"})
+    carried = make_trajectory("p", 0, policy_version="policy-00001", turns=(newer, newer))
+    mixed = carried.model_copy(update={"turns": (older.model_copy(update={"policy_version": "policy-00000"}), newer)})
+    both = {"policy-00000": "old", "policy-00001": "new"}
+    gate = digest_gate([carried, mixed], both)
+    assert gate.verdict is Verdict.PASS
+    assert (gate.evidence["turns of policy-00000"], gate.evidence["turns of policy-00001"]) == (1, 3)
+    assert digest_gate([mixed], {"policy-00001": "new"}).verdict is Verdict.FAIL
+    assert digest_gate([mixed], {"policy-00000": "new", "policy-00001": "new"}).verdict is Verdict.FAIL
+
+
 def test_no_turns_or_no_expected_digest_prove_nothing(make_trajectory: Make) -> None:
-    assert digest_gate([make_trajectory()], "new").verdict is Verdict.INCONCLUSIVE
-    assert digest_gate([], "new").verdict is Verdict.INCONCLUSIVE
-    assert digest_gate([make_trajectory(turns=(turn(0, ""),))], "").verdict is Verdict.INCONCLUSIVE
+    assert digest_gate([make_trajectory()], {"policy-00000": "new"}).verdict is Verdict.INCONCLUSIVE
+    assert digest_gate([], {"policy-00000": "new"}).verdict is Verdict.INCONCLUSIVE
+    assert digest_gate([make_trajectory(turns=(turn(0, ""),))], {"policy-00000": ""}).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(

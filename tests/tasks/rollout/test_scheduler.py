@@ -12,6 +12,7 @@ import pytest
 from data_contracts.records import Problem, Rollout, Sampling
 from models.chat import Chat
 from tasks.rollout.agent import Job
+from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
@@ -62,8 +63,10 @@ def settled(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
 
 
 def go(jobs: Sequence[Job], engine: Any, chat: Any, session: Any, **options: Any) -> list[Rollout]:
-    settings: dict[str, Any] = {"policy_version": V, "sampling": Sampling(), "capacity": 6, "max_turn_tokens": 12}
-    return run_sessions(jobs, engine, chat, open_session=session, **(settings | options))
+    how = {name: options.pop(name) for name in tuple(options) if name in RolloutConfig.model_fields}
+    settings: dict[str, Any] = {"policy_version": V, "sampling": Sampling()}
+    config = RolloutConfig(**({"capacity": 6, "max_turn_tokens": 12} | how))
+    return run_sessions(jobs, engine, chat, open_session=session, config=config, **(settings | options))
 
 
 def test_the_tools_timing_changes_nothing(

@@ -15,7 +15,8 @@ from data_contracts.errors import UserError
 from data_contracts.records import Segment
 from data_contracts.store import write_segments
 from models.fingerprint import digest_folder, probe_logprobs
-from models.policy import Base, merged_model, policy_name
+from data_contracts.records import policy_name
+from models.policy import Base, merged_model
 from tasks.training.client import Trainer, TrainerDied
 from tasks.training.config import TrainingConfig
 from tasks.training.reports import TrainingDiverged

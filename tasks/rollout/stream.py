@@ -1,0 +1,89 @@
+"""Training rollouts across iterations: what one iteration leaves unfinished goes on under the next policy version.
+
+collect(number, its jobs, jobs ahead) -> its rollouts;  going_on(): sessions ahead go on while others work
+
+Jobs ahead fill the places that the last sessions of an iteration leave free. Those of iteration i may begin when version
+i - max_staleness serves, so at version v no more than (max_staleness + v + 1) * batch rollouts have begun, and no turn
+is trained on that is more than max_staleness versions old. With 0 there are none, and nothing is ever carried over.
+A rollout belongs to the iteration that chose its problem, however early or late it ends: the batch is not made of the
+quickest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_contracts.records import Rollout, policy_name
+from tasks.rollout.agent import Job
+from tasks.rollout.journal import Journal
+from tasks.rollout.scheduler import Scheduler, finished
+
+
+class Stream:
+    """One scheduler for all iterations; finished rollouts go to the journal of their iteration as they end."""
+
+    def __init__(self, scheduler: Scheduler, journal_at: Callable[[int], Path], max_staleness: int) -> None:
+        self._scheduler, self._journal_at, self._max_staleness = scheduler, journal_at, max_staleness
+        self._journals: dict[int, Journal] = {}
+        self._known: set[str] = set()
+        self._done: dict[str, Rollout] = {}
+
+    def sampling_under(self, version: str) -> bool:
+        """Whether a turn of this version is under way."""
+        return self._scheduler.sampling_under(version)
+
+    def collect(self, number: int, jobs: Sequence[Job], ahead: Sequence[Job] = ()) -> list[Rollout]:
+        """One rollout per job of iteration `number`, in their order, the turns from now on under its version."""
+        self._scheduler.serve(policy_name(number))
+        self._take_up([*jobs, *ahead])
+        wanted = [job.trajectory_id for job in jobs]
+        while not all(name in self._done for name in wanted):
+            self._tick()
+        self._journals.pop(number, None)
+        self._known -= set(wanted)
+        return [self._done.pop(name) for name in wanted]
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Let what is in flight go on in a thread while the caller does something else; its error is raised at the end."""
+        if self._scheduler.idle:
+            yield
+            return
+        stop = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="rollouts ahead") as thread:
+            going = thread.submit(self._go_on, stop)
+            try:
+                yield
+            finally:
+                stop.set()
+        going.result()
+
+    def _go_on(self, stop: threading.Event) -> None:
+        while not stop.is_set() and not self._scheduler.idle:
+            self._tick()
+
+    def _take_up(self, jobs: Sequence[Job]) -> None:
+        """Begin the jobs that are neither under way nor done; an earlier process may have done some."""
+        new = [job for job in jobs if job.trajectory_id not in self._known]
+        self._known |= {job.trajectory_id for job in new}
+        for number in sorted({job.iteration for job in new}):
+            of_iteration = [job for job in new if job.iteration == number]
+            versions = {policy_name(n) for n in range(max(0, number - self._max_staleness), number + 1)}
+            done = finished(of_iteration, self._journal(number), versions)
+            self._done |= done
+            self._scheduler.add(job for job in of_iteration if job.trajectory_id not in done)
+
+    def _tick(self) -> None:
+        ended = self._scheduler.tick()
+        for number in sorted({one.job.iteration for one in ended}):
+            self._journal(number).add(*(one.rollout for one in ended if one.job.iteration == number))
+        self._done |= {one.job.trajectory_id: one.rollout for one in ended}
+
+    def _journal(self, number: int) -> Journal:
+        if number not in self._journals:
+            self._journals[number] = Journal(self._journal_at(number))
+        return self._journals[number]
