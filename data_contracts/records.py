@@ -159,18 +159,18 @@ class Segment(Record):
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
-        lengths = {
-            name: len(value)
-            for name in TOKEN_COLUMNS
-            if (value := getattr(self, name)) is not None
-        }
+        lengths = {name: len(value) for name in TOKEN_COLUMNS if (value := getattr(self, name)) is not None}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"token columns differ in length: {lengths}")
         return self
 
 
 class Trajectory(Record):
-    """The record of one rollout. `policy_version` is the one it ended under. `outcome` is the verified one: None until verified, or where that was impossible."""
+    """The record of one rollout.
+
+    `policy_version` is the one it ended under; `outcome` is the verified one: None until verified, or where that was
+    impossible.
+    """
 
     id: str
     run_id: str

@@ -11,11 +11,11 @@ from prefect import flow
 
 from data_contracts.contract import load_contract
 from data_contracts.gates import Gate, require
+from data_contracts.records import policy_name
 from data_contracts.store import read_json, read_trajectories, write_json
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from models.fingerprint import digest_folder
-from data_contracts.records import policy_name
 from models.release import Bundle
 from tasks.evaluation.report import by_mode
 from tasks.release.publish import Outcomes, code_revision, file_digest, outcomes_by_problem

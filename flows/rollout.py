@@ -10,14 +10,15 @@ from __future__ import annotations
 from prefect import flow
 
 from data_contracts.gates import require
-from data_contracts.records import policy_name
-from data_contracts.store import read_json, read_segments
+from data_contracts.records import Horizon, policy_name
+from data_contracts.store import read_json, read_segments, read_trajectories
 from flows.curriculum import select
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, kept_gates, show_table
 from models.fingerprint import digest_folder
 from tasks.problems import admitted
 from tasks.rollout.agent import Job
+from tasks.rollout.budget import learned_budgets, within
 from tasks.rollout.jobs import jobs_for
 from tasks.rollout.steps import Destination, collect_rollouts, gate_rollouts
 from tasks.training.config import check_sampling
@@ -65,13 +66,24 @@ def _sample(bench: Bench, recipe: Recipe, iteration: int) -> None:
 
 def _jobs(bench: Bench, recipe: Recipe, iteration: int) -> list[Job]:
     by_id, chosen = admitted(bench.run.train), read_json(bench.run.iteration(iteration).selection)["problem_ids"]
-    indices = range(recipe.rollout.rollouts_per_problem)
-    problems = [by_id[problem_id] for problem_id in chosen]
+    indices, budgets = range(recipe.rollout.rollouts_per_problem), _budgets(bench, recipe, iteration)
+    problems = [within(by_id[problem_id], budgets) for problem_id in chosen]
     return jobs_for(problems, indices, iteration=iteration, run_id=bench.run.id, seed=recipe.seed)
 
 
+def _budgets(bench: Bench, recipe: Recipe, iteration: int) -> dict[Horizon, int]:
+    """From the iterations that were verified when this one's first rollouts might begin."""
+    config = recipe.rollout
+    stop = iteration - config.max_staleness
+    known = range(max(0, stop - config.budget_window), max(0, stop))
+    if config.budget_slack is None:
+        return {}
+    recent = [t for number in known for t in read_trajectories(bench.run.iteration(number).trajectories)]
+    return learned_budgets(recent, config.budget_slack)
+
+
 def _mismatch(bench: Bench, iteration: int) -> MismatchReport:
-    """Engine against trainer at every token, each under the version that sampled it; writes the current one's scores."""
+    """Engine against trainer at every token, under the version that sampled it; writes the current one's scores."""
     here = bench.run.iteration(iteration)
     sampled_by = {n for segment in read_segments(here.segments) for n in segment.policy_numbers or ()}
     older = [

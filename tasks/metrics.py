@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_contracts.gates import Gate
-from data_contracts.records import HORIZONS, Trajectory
+from data_contracts.records import HORIZONS, Trajectory, policy_number
 from data_contracts.store import read_trajectories
 from tasks.curriculum.state import GroupSignal
 from tasks.reward.terms import scalar_reward
@@ -33,6 +33,7 @@ def iteration_metrics(
         **_success(rollouts),
         "reward": _mean([scalar_reward(t, weights) for t in rollouts if t.scorable]),
         **_behaviour(rollouts),
+        "staleness.mean_versions": _staleness(rollouts),
         "mismatch.mean_abs_diff": _number(mismatch.get("mean_abs_diff")),
         "mismatch.max_abs_diff": _number(mismatch.get("max_abs_diff")),
         **{f"groups.{name}": value for name, value in signal.model_dump().items()},
@@ -59,6 +60,14 @@ def _behaviour(rollouts: Sequence[Trajectory]) -> Metrics:
         "submitted": _mean([t.submitted for t in rollouts]),
         **{f"endings.{status}": count for status, count in sorted(endings.items())},
     }
+
+
+def _staleness(rollouts: Sequence[Trajectory]) -> float | None:
+    """By how many policy versions a sampled token is behind its iteration's, on average."""
+    turns = [(turn, turn.policy_version or t.policy_version, t.iteration) for t in rollouts for turn in t.turns]
+    tokens = sum(turn.completion_tokens for turn, _, _ in turns)
+    behind = sum(turn.completion_tokens * (now - policy_number(version)) for turn, version, now in turns)
+    return behind / tokens if tokens else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

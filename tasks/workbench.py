@@ -161,7 +161,7 @@ class Bench:
         return folder
 
     def serve(self, number: int) -> str:
-        """Have the engine serve a policy version, and of the others those that turns are under way of; returns its name."""
+        """Have the engine serve a policy version, and no other but those of turns under way; returns its name."""
         version = policy_name(number)
         if version not in self._served:
             self.engine.load_adapter(version, self.policy(number))

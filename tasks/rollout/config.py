@@ -25,6 +25,13 @@ class RolloutConfig(Config):
         description="iterations that rollouts may be ahead of training: 0, none; 1 and more, sessions of later "
         "iterations fill free places and go on while the policy is trained, each turn under the newest version",
     )
+    budget_slack: float | None = Field(
+        default=None,
+        ge=1,
+        description="tokens of a rollout are at most so many times those of the horizon's longest success in the last "
+        "`budget_window` iterations; left out: the problem's limit alone",
+    )
+    budget_window: int = Field(default=3, ge=1, description="iterations that budgets are learned from")
     retries: int = Field(default=2, ge=0, description="times an infrastructure failure is tried again")
     minimum_contract_share: float = Field(
         default=0.98, ge=0, le=1, description="gate: least share of rows that the contract accepts"

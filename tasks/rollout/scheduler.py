@@ -25,6 +25,7 @@ from tasks.rollout.environments.base import Session, ToolResult
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
 
+DEFAULTS = RolloutConfig()
 OpenSession = Callable[[Problem], Session]
 StartAgent = Callable[[Job, str, str], Agent]
 """(job, the session's name, policy version) -> its agent."""
@@ -64,15 +65,15 @@ def run_sessions(
     open_session: OpenSession,
     policy_version: str,
     sampling: Sampling,
-    config: RolloutConfig = RolloutConfig(),
+    config: RolloutConfig = DEFAULTS,
     journal: Journal | None = None,
     on_done: Callable[[Rollout], None] | None = None,
 ) -> list[Rollout]:
     """Make one rollout per job; returns them in the order of the jobs.
 
     Rollouts that the journal holds are taken from it, new ones are added. An infrastructure failure is tried again
-    `config.retries` times from the start, then recorded with its status. `on_done` hears of every rollout, the journal's
-    too. `sampling.seed` is replaced by each job's.
+    `config.retries` times from the start, then recorded with its status. `on_done` hears of every rollout, also of the
+    journal's. `sampling.seed` is replaced by each job's.
     """
     done = finished(jobs, journal, {policy_version})
     for rollout in done.values():

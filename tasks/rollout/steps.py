@@ -92,8 +92,10 @@ def sample_rollouts(
 
 
 @task(name="collect rollouts", cache_policy=NO_CACHE)
-def collect_rollouts(stream: Stream, iteration: int, jobs: Sequence[Job], ahead: Sequence[Job], out: Destination) -> Kept:
-    """Make the rollouts of an iteration's jobs, with those ahead in the free places; what the contract accepts is written."""
+def collect_rollouts(
+    stream: Stream, iteration: int, jobs: Sequence[Job], ahead: Sequence[Job], out: Destination
+) -> Kept:
+    """Make the rollouts of an iteration, with jobs ahead in the free places; what the contract accepts is written."""
     rollouts = stream.collect(iteration, jobs, ahead)
     return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, jobs[0].run_id, iteration)
 

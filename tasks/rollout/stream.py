@@ -2,11 +2,11 @@
 
 collect(number, its jobs, jobs ahead) -> its rollouts;  going_on(): sessions ahead go on while others work
 
-Jobs ahead fill the places that the last sessions of an iteration leave free. Those of iteration i may begin when version
-i - max_staleness serves, so at version v no more than (max_staleness + v + 1) * batch rollouts have begun, and no turn
-is trained on that is more than max_staleness versions old. With 0 there are none, and nothing is ever carried over.
-A rollout belongs to the iteration that chose its problem, however early or late it ends: the batch is not made of the
-quickest.
+Jobs ahead fill the places that the last sessions of an iteration leave free. Those of iteration i may begin when
+version i - max_staleness serves, so at version v no more than (max_staleness + v + 1) * batch rollouts have begun, and
+no turn is trained on that is more than max_staleness versions old. With 0 there are none, and nothing is ever carried
+over. A rollout belongs to the iteration that chose its problem, however early or late it ends: the batch is not made of
+the quickest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stream:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Let what is in flight go on in a thread while the caller does something else; its error is raised at the end."""
+        """Let what is in flight go on in a thread while the caller works; an error there is raised at the end."""
         if self._scheduler.idle:
             yield
             return

@@ -19,7 +19,7 @@ from tasks.training.reports import MismatchReport, TrainReport
 
 @task(name="score segments", cache_policy=NO_CACHE)
 def score_segments(trainer: Trainer, segments: Path, scores: Path | None, number: int) -> MismatchReport:
-    """Score every token under the policy that the trainer holds, version `number`; the report feeds the mismatch gate."""
+    """Score every token under the policy that the trainer holds, version `number`; the report feeds the gate."""
     return trainer.score(segments, scores, number)
 
 

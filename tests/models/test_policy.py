@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_contracts.errors import UserError
-from models.fingerprint import DIGEST_FILE, digest_folder, probe_logprobs
 from data_contracts.records import policy_name
+from models.fingerprint import DIGEST_FILE, digest_folder, probe_logprobs
 from models.policy import (
     Base,
     LoraSpec,

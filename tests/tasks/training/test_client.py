@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_contracts.errors import UserError
-from data_contracts.records import Segment
+from data_contracts.records import Segment, policy_name
 from data_contracts.store import write_segments
 from models.fingerprint import digest_folder, probe_logprobs
-from data_contracts.records import policy_name
 from models.policy import Base, merged_model
 from tasks.training.client import Trainer, TrainerDied
 from tasks.training.config import TrainingConfig

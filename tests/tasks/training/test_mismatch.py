@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_contracts.records import Segment
 from tasks.training.mismatch import importance_weights, mismatch_report
+from tasks.training.reports import MismatchReport, pooled
+from tasks.training.scores import Score, mismatch
 
 INF, NAN = math.inf, math.nan
 
@@ -127,3 +130,31 @@ def test_no_tokens_is_no_evidence() -> None:
     report = mismatch_report(*_diff(0.1)[:2], torch.zeros(1, 1))
     assert report.tokens == 0
     assert report.mean_abs_diff is report.max_abs_diff is report.kl_rollout_train is None
+
+
+def _segment(logprobs: list[float], numbers: list[int] | None = None) -> Segment:
+    """A prompt of one token, then sampled tokens with these log-probabilities."""
+    return Segment(
+        trajectory_id="r", token_ids=[0] * (1 + len(logprobs)), loss_mask=[0] + [1] * len(logprobs),
+        rollout_logprobs=[0.0, *logprobs], turn_index=[0] * (1 + len(logprobs)), policy_numbers=numbers,
+    )  # fmt: skip
+
+
+def test_tokens_of_another_version_are_stale_and_no_mismatch() -> None:
+    carried, whole = _segment([-1.0, -1.0, -2.0], [-1, 6, 6, 7]), _segment([-3.0])
+    scores = [Score([-9.0, -1.5, -2.25], [0.0] * 3), Score([-3.5], [0.0])]
+    now, before = (mismatch([carried, whole], scores, number) for number in (7, 6))
+    assert (now.tokens, now.mean_abs_diff) == (2, pytest.approx((0.25 + 0.5) / 2))
+    assert (before.tokens, before.max_abs_diff) == (3, 8.0)
+    assert mismatch([carried, whole], scores).tokens == 4
+
+
+def test_reports_of_several_versions_pool_into_that_of_all_their_tokens() -> None:
+    first, second = _diff(0.1, -0.2), _diff(0.5)
+    whole = mismatch_report(*_diff(0.1, -0.2, 0.5))
+    both = pooled([mismatch_report(*first), MismatchReport(tokens=0), mismatch_report(*second)])
+    names = ("tokens", "mean_abs_diff", "max_abs_diff", "mult_prob_error", "kl_rollout_train", "kl_train_rollout")
+    for name in names:
+        assert getattr(both, name) == pytest.approx(getattr(whole, name)), name
+    assert pooled([mismatch_report(*first)]) == mismatch_report(*first)
+    assert pooled([]).mean_abs_diff is None
