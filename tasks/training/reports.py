@@ -14,7 +14,7 @@ class TrainingDiverged(RuntimeError):
 class MismatchReport(BaseModel):
     """How far the trainer's log-probabilities are from the engine's, over sampled tokens; d = train - rollout, r = e^d.
 
-    All None when there are no tokens. `by_position` splits each row's sampled tokens into equal parts from first to last
+    All None when there are no tokens. `by_position` splits each row's sampled tokens into equal parts, first to last,
     and holds the mean |d| of each part (None: no token fell there); it is empty when several reports were pooled.
     """
 
