@@ -19,7 +19,7 @@ def test_a_contract_has_the_fields_of_its_record(table, record):
     assert [column.name for column in contract.columns] == list(record.model_fields)
     assert contract.arrow().names == list(record.model_fields)
     assert list(contract.pandera().columns) == list(record.model_fields)
-    assert contract.arrow().metadata == {b"contract": f"{table} 1.0.0".encode()}
+    assert contract.arrow().metadata == {b"contract": f"{table} {contract.version}".encode()}
 
 
 @pytest.mark.parametrize(("table", "record"), TABLES.items())
