@@ -1,4 +1,4 @@
-"""Problems of both environments through the ordinary flow: sampled by the real starter model, verified, contract-valid."""
+"""Problems of both environments through the ordinary flow: sampled by the real starter, judged, contract-valid."""
 
 from __future__ import annotations
 

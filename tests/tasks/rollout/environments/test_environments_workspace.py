@@ -18,11 +18,17 @@ from tasks.rollout.sandbox import WarmPool
 
 BUG = "def with_vat(net, rate):\n    return net * rate\n"
 FIX = "def with_vat(net, rate):\n    return net * (1 + rate)\n"
-SHOP = "from shop.prices import with_vat\n\n\ndef total(nets, rate):\n    return sum(with_vat(net, rate) for net in nets)\n"
+SHOP = (
+    "from shop.prices import with_vat\n\n\ndef total(nets, rate):\n"
+    "    return sum(with_vat(net, rate) for net in nets)\n"
+)
 TEST = "import unittest\nfrom shop.cart import total\n\nclass Totals(unittest.TestCase):\n"
 SEEN = TEST + "    def test_none(self):\n        self.assertEqual(total([], 0.5), 0)\n"
 HIDDEN = TEST + "    def test_two(self):\n        self.assertEqual(total([2, 4], 0.5), 9.0)\n"
-CONTROL = "import unittest\nimport shop.prices\n\nclass Control(unittest.TestCase):\n    def test(self):\n        self.assertEqual(1, 2)\n"
+CONTROL = (
+    "import unittest\nimport shop.prices\n\nclass Control(unittest.TestCase):\n"
+    "    def test(self):\n        self.assertEqual(1, 2)\n"
+)
 COMMAND = ("python", "-m", "unittest", "-q")
 
 
@@ -216,7 +222,7 @@ def test_intake_admits_it(pool: WarmPool) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"solution": {"shop/cart.py": SHOP + "\n"}}, "the reference solution fails: hidden check 'all': exit code 1: FAILED"),
+        ({"solution": {"shop/cart.py": SHOP + "\n"}}, "the reference solution fails: hidden check 'all': exit code 1: "),
         ({"files": {**PROBLEM.files, "shop/prices.py": FIX}}, "passes all its hidden checks"),
         ({"control": {"tests/control.py": CONTROL}}, "hidden check 'all': it passes with the control files laid over"),
         ({"control": {}}, "control: empty: give files under which every hidden check fails"),
