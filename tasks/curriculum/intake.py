@@ -146,10 +146,10 @@ def _failure_objection(must_tell: tuple[CheckSide, ...], untouched: Trial) -> st
 
 
 def _verdict(trial: Trial) -> tuple[str, frozenset[tuple[str, int]]]:
-    return trial.ended, frozenset((failure.side, failure.index) for failure in trial.failures)
+    return trial.ended, frozenset((failure.side, failure.place) for failure in trial.failures)
 
 
 def _first_failure(problem: Problem, trial: Trial) -> str:
-    side, index, message = trial.failures[0]
-    name = (problem.visible if side == "visible" else problem.hidden)[index].name
+    side, place, message = trial.failures[0]
+    name = (problem.visible if side == "visible" else problem.hidden)[place].name
     return f"{side} check {name!r}: {message}"

@@ -49,7 +49,7 @@ class Failure(NamedTuple):
     """A check that failed: on which side, its place there from 0, and why."""
 
     side: CheckSide
-    index: int
+    place: int
     message: str
 
 
