@@ -1,6 +1,6 @@
 """Problem packs: a folder with `problems.jsonl`, one problem a line.
 
-problems.jsonl -> PackReading(problems, rejected); every rejection names file, line, field and remedy
+problems.jsonl, folders it names -> PackReading(problems, rejected); a rejection names file, line, field and remedy
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from data_contracts.errors import UserError
+from data_contracts.folders import FOLDERS, with_folders
 from data_contracts.records import Check, Limits, Problem, Record
 from data_contracts.store import write_atomic
 
@@ -71,7 +72,7 @@ def _take(reading: PackReading, file: Path, number: int, line: bytes) -> None:
     try:
         fields = _parse(line)
         name = fields["id"] if isinstance(fields.get("id"), str) else None
-        problem = Problem.model_validate(fields)
+        problem = Problem.model_validate(with_folders(fields, file.parent))
         if problem.id in lines:
             raise ValueError(f"id: {problem.id!r} is already used in line {lines[problem.id]}: give it another id")
     except ValidationError as error:
@@ -130,7 +131,8 @@ def _explain(detail: ErrorDetails) -> str:
 def _spelling(loc: tuple[int | str, ...]) -> str:
     """The remedy for an unknown field: the field that was probably meant."""
     known = MODELS.get(str(loc[0]), Problem) if len(loc) > 1 else Problem
-    close = difflib.get_close_matches(str(loc[-1]), known.model_fields, n=1)
+    names = [*known.model_fields, *(FOLDERS if known is Problem else ())]
+    close = difflib.get_close_matches(str(loc[-1]), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"remove it (known: {', '.join(known.model_fields)})"
 
 

@@ -37,10 +37,20 @@ class Record(BaseModel):
 
 
 class Check(Record):
-    """One automatic check: `code` is Python run beside the problem's files; it fails by raising."""
+    """One automatic check: Python `code` run beside the problem's files, or a `command` run in their folder.
+
+    Code fails by raising; a command (program and arguments, no shell) by any exit code but 0.
+    """
 
     name: str = Field(min_length=1)
-    code: str = Field(min_length=1)
+    code: str = ""
+    command: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.code) == bool(self.command):
+            raise ValueError("give one of `code` (Python that raises) and `command` (a list: program and arguments)")
+        return self
 
 
 class Limits(Record):
@@ -55,30 +65,42 @@ class Limits(Record):
 class Problem(Record):
     """One item to solve: files, what the agent is told, and the checks that decide.
 
-    `visible` checks are what the `test` tool runs; `hidden` checks decide the verified outcome and are never shown.
-    `solution` holds the reference contents of the files it changes.
+    `visible` checks are what the agent may run; `hidden` checks decide the verified outcome and are never shown.
+    `solution` holds the reference contents of the files it changes. The fields in WORKSPACE_ONLY are read by the
+    environment `workspace` alone.
     """
 
     id: str = Field(min_length=1, pattern=r"^[\w.\-]+$")
     prompt: str = Field(min_length=1)
     files: dict[str, str] = Field(min_length=1)
-    visible: tuple[Check, ...] = Field(min_length=1)
+    visible: tuple[Check, ...] = ()
     hidden: tuple[Check, ...] = Field(min_length=1)
     solution: dict[str, str] = Field(min_length=1)
     limits: Limits = Limits()
     horizon: Horizon = "short"
     tags: tuple[str, ...] = ()
     environment: str = "repair"
+    hidden_files: dict[str, str] = Field(default={}, description="laid over the handed-in files for hidden checks")
+    control: dict[str, str] = Field(
+        default={}, description="laid over those in turn; hidden checks must fail then, whatever was handed in"
+    )
+    protected: tuple[str, ...] = Field(
+        default=(), description="files (patterns such as tests/*) that the agent may read, not hand in"
+    )
+    programs: tuple[str, ...] = Field(default=(), description="programs that `run` may start; empty: any")
 
     @model_validator(mode="after")
     def _paths_stay_inside(self) -> Self:
-        for path in (*self.files, *self.solution):
+        for path in (*self.files, *self.solution, *self.hidden_files, *self.control):
             if path.startswith("/") or ".." in path.split("/") or not path:
                 raise ValueError(f"file path {path!r} leaves the problem's folder: write a relative path without '..'")
         unknown = set(self.solution) - set(self.files)
-        if unknown:
+        if unknown and self.environment == "repair":
             raise ValueError(f"solution names files that the problem does not have: {sorted(unknown)}")
         return self
+
+
+WORKSPACE_ONLY = ("hidden_files", "control", "protected", "programs")
 
 
 class ToolCall(Record):

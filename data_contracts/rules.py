@@ -43,8 +43,9 @@ def rule_named(name: str, tables: tuple[str, ...], description: str) -> Rule:
 
 
 def solution_files_known(frame: pd.DataFrame) -> np.ndarray:
-    """The reference solution changes only files that the problem has."""
-    return _each(set(solution) <= set(files) for solution, files in zip(frame["solution"], frame["files"], strict=True))
+    """The reference solution of a repair problem changes only files that the problem has."""
+    rows = zip(frame["solution"], frame["files"], frame["environment"], strict=True)
+    return _each(place != "repair" or set(solution) <= set(files) for solution, files, place in rows)
 
 
 def solution_changes_files(frame: pd.DataFrame) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The `ratchet` command.
 
-run | up | status | report | problems check, make | starter build
+run | up | status | report | show | problems check, make | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run.
@@ -26,6 +26,7 @@ better.
   ratchet run infra/recipes/quickstart.toml      the whole loop on a small model; no GPU is needed
   ratchet up                                     Prefect and MLflow in the browser: runs, artifacts, traces, releases
   ratchet status                                 the champion, and the runs so far
+  ratchet show ROLLOUT_ID                        one session turn by turn
   ratchet problems check my-pack                 are my problems fit to train on?
 
 A run that was interrupted goes on when the same command is given again.
@@ -103,6 +104,21 @@ def report(
     summary = write_summary(folder, None)
     write_report(folder, summary)
     show_summary(folder, summary)
+
+
+@app.command()
+def show(
+    rollout_id: Annotated[str, typer.Argument(metavar="ROLLOUT_ID", help="Id of a session, or a part that is unique.")],
+    run_id: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Id of a run, or its folder; default: the latest.")
+    ] = None,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Print one session turn by turn: what was sampled and called, what came back, ending, outcome, rewards."""
+    from flows.show import find_session, latest_run, show_session
+
+    folder = latest_run(home) if run_id is None else _run_folder(run_id, home)
+    show_session(folder, find_session(folder, rollout_id))
 
 
 @problems_app.command("check")

@@ -20,9 +20,7 @@ from data_contracts.records import INFRASTRUCTURE, Problem, Status, ToolCall
 from tasks.canary.config import CanaryConfig
 from tasks.canary.sessions import LiveSession
 from tasks.rollout.agent import CUT, NO_CALL
-from tasks.rollout.checks import run_checks
-from tasks.rollout.environments import open_session
-from tasks.rollout.environments.base import Session
+from tasks.rollout.environments import Session, VerifierError, checked, environment_of, open_session
 from tasks.rollout.sandbox import SandboxError, WarmPool
 
 Message = dict[str, Any]
@@ -146,7 +144,7 @@ def play(job: Job, desk: Desk) -> LiveSession:
     if status not in INFRASTRUCTURE:
         try:
             outcome = _verified(job.problem, player.session, desk.verifier)
-        except SandboxError as error:
+        except (SandboxError, VerifierError) as error:
             status, detail = "verifier_error", str(error)
     if status != "cancelled":
         detail = player.tell(status, outcome) or detail
@@ -261,14 +259,16 @@ class _Player:
 
 
 def _verified(problem: Problem, session: Session, verifier: WarmPool) -> bool:
-    """The hidden checks on the problem's own files, as the session left them; raises SandboxError."""
-    files = {path: session.files.get(path, original) for path, original in problem.files.items()}
-    for _ in range(_VERIFIER_TRIES - 1):
+    """Whether the session's work passes all hidden checks; raises SandboxError and VerifierError."""
+    environment = environment_of(problem)
+    for attempt in range(_VERIFIER_TRIES):
         try:
-            return run_checks(files, problem.hidden, problem.limits, verifier).passed == len(problem.hidden)
+            found = checked(environment.verify(problem, session.files, verifier))
+            return found.passed == found.total
         except SandboxError:
-            continue
-    return run_checks(files, problem.hidden, problem.limits, verifier).passed == len(problem.hidden)
+            if attempt == _VERIFIER_TRIES - 1:
+                raise
+    raise AssertionError("_VERIFIER_TRIES is at least 1")
 
 
 def _seed(seed: int, session: str) -> int:

@@ -1,37 +1,28 @@
 """The intake gate: is a problem automatic, deterministic, and within its limits?
 
-problem -> untouched files and reference solution, checked several times -> IntakeResult
+problem -> form -> untouched files and reference solution, checked several times -> IntakeResult
 
-Most problems are sound, and a fork per check and repeat would cost more than sampling. So repeats run all checks in
-one fork (`_replay`); whatever looks odd there is decided by full runs, which give the reason.
+The environment runs the checks. Most problems of `repair` are sound, and a replay shows that sooner (`replay.py`);
+whatever looks odd there is decided by full runs, which give the reason.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
+from data_contracts.errors import UserError
 from data_contracts.gates import Gate, threshold
-from data_contracts.records import Check, Problem, Record
+from data_contracts.records import Problem, Record
 from tasks.curriculum.config import IntakeConfig
-from tasks.rollout.checks import CheckReport, run_checks
+from tasks.curriculum.replay import sound_by_replay
+from tasks.rollout.environments import Environment, VerifierError, environment_of
+from tasks.rollout.environments.base import CheckSide, Trial
+from tasks.rollout.environments.repair import Repair
 from tasks.rollout.sandbox import SandboxError
 
-_REPLAY = """
-def ratchet_passed():
-    passed = 0
-    for bit, code in enumerate({codes!r}):
-        try:
-            exec(code, dict(globals()))
-        except Exception:
-            continue
-        passed |= 1 << bit
-    return passed
-assert ratchet_passed() == -1
-"""
-"""A check that always fails, and whose message says which of the others passed."""
 _RAISE = {"timeout": "limits.seconds", "memory": "limits.memory_mb"}
 
 
@@ -47,14 +38,19 @@ class IntakeResult(Record):
 def admit(problem: Problem, pool: Any, config: IntakeConfig | None = None) -> IntakeResult:
     """Decide on one problem; `pool` is the verifier's `WarmPool`.
 
-    Admitted when the reference solution passes all checks, the untouched files fail at least one visible and one
-    hidden check, both give the same verdict each time, and all of it ends within the problem's limits.
+    Admitted when its environment finds nothing wrong with its form, the reference solution passes all checks, the
+    untouched files fail at least one hidden check (and in `repair` a visible one), both give the same verdict each
+    time, and all of it ends within the problem's limits.
     """
     started = time.perf_counter()
     try:
         reason = _objection(problem, pool, config or IntakeConfig())
+    except UserError as error:
+        reason = str(error)
     except SandboxError as error:
         reason = f"the sandbox itself failed on it: {error}"
+    except VerifierError as error:
+        reason = f"its verifier itself failed on it: {error}"
     seconds = time.perf_counter() - started
     return IntakeResult(problem_id=problem.id, admitted=not reason, reason=reason, seconds=seconds)
 
@@ -89,69 +85,46 @@ def intake_gate(admitted: int, rejected: int, config: IntakeConfig) -> Gate:
     return threshold("intake", share, config.minimum_share, kind="at_least", n=n)
 
 
-class _Replay(NamedTuple):
-    """How one fork with all checks ended; bit i of `passed` is check i, visible ones first, None where unknown."""
-
-    ended: str
-    passed: int | None
-
-
 def _objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
-    untouched = _replay(problem, {}, pool)
-    if objection := _limit_objection("the untouched problem", untouched.ended):
+    environment = environment_of(problem)
+    if objection := environment.objection(problem):
         return objection
-    sound = _fails_both(problem, untouched.passed) and _repeats_agree(problem, untouched, pool, config)
-    if sound and _run(problem, problem.solution, pool).passed == len(problem.visible) + len(problem.hidden):
+    if isinstance(environment, Repair) and sound_by_replay(problem, pool, config):
         return ""
-    return _full_objection(problem, pool, config)
-
-
-def _fails_both(problem: Problem, passed: int | None) -> bool:
-    visible = (1 << len(problem.visible)) - 1
-    everything = (1 << len(problem.visible) + len(problem.hidden)) - 1
-    return passed is not None and bool(visible & ~passed) and bool(everything & ~visible & ~passed)
-
-
-def _repeats_agree(problem: Problem, untouched: _Replay, pool: Any, config: IntakeConfig) -> bool:
-    everything = (1 << len(problem.visible) + len(problem.hidden)) - 1
-    return all(_replay(problem, {}, pool) == untouched for _ in range(config.repeats - 1)) and all(
-        _replay(problem, problem.solution, pool).passed == everything for _ in range(config.solution_repeats - 1)
-    )
-
-
-def _replay(problem: Problem, changed: Mapping[str, str], pool: Any) -> _Replay:
-    codes = [check.code for check in (*problem.visible, *problem.hidden)]
-    check = Check(name="replay", code=_REPLAY.format(codes=codes))
-    report = run_checks({**problem.files, **changed}, [check], problem.limits, pool)
-    got = report.failures[0].message.rpartition(" : got ")[2] if report.failures else ""
-    return _Replay(report.ended, int(got) if got.isdecimal() else None)
-
-
-def _full_objection(problem: Problem, pool: Any, config: IntakeConfig) -> str:
-    untouched = _run(problem, {}, pool)
+    trials = _Trials(problem, environment, pool)
+    untouched = trials.run({})
     objection = (
         _limit_objection("the untouched problem", untouched.ended)
-        or _failure_objection(problem, untouched)
-        or _repeat_objection(problem, {}, untouched, "the untouched problem", config.repeats, pool)
+        or _failure_objection(environment.must_tell, untouched)
+        or trials.repeat_objection({}, untouched, "the untouched problem", config.repeats)
     )
     if objection:
         return objection
-    solved = _run(problem, problem.solution, pool)
+    solved = trials.run(problem.solution)
     if objection := _limit_objection("the reference solution", solved.ended):
         return objection
-    if solved.failures or solved.passed != solved.total:
+    if solved.failures:
         return f"the reference solution fails: {_first_failure(problem, solved)}: mend the solution or the check"
-    return _repeat_objection(problem, problem.solution, solved, "the reference solution", config.solution_repeats, pool)
+    return trials.repeat_objection(problem.solution, solved, "the reference solution", config.solution_repeats)
 
 
-def _run(problem: Problem, changed: Mapping[str, str], pool: Any) -> CheckReport:
-    """All checks in one go, renamed by position, since a visible and a hidden one may share a name."""
-    checks = [
-        Check(name=f"{side}-{index}", code=check.code)
-        for side, group in (("visible", problem.visible), ("hidden", problem.hidden))
-        for index, check in enumerate(group)
-    ]
-    return run_checks({**problem.files, **changed}, checks, problem.limits, pool)
+class _Trials:
+    """Runs a problem's checks on its files with some changes."""
+
+    def __init__(self, problem: Problem, environment: Environment, pool: Any) -> None:
+        self._problem, self._environment, self._pool = problem, environment, pool
+
+    def run(self, changed: dict[str, str]) -> Trial:
+        return self._environment.trial(self._problem, {**self._problem.files, **changed}, self._pool)
+
+    def repeat_objection(self, changed: dict[str, str], first: Trial, who: str, repeats: int) -> str:
+        for _ in range(repeats - 1):
+            if _verdict(self.run(changed)) != _verdict(first):
+                return (
+                    f"the checks are not deterministic: {who} got different verdicts on the same files: "
+                    "take chance, time and order out of them"
+                )
+        return ""
 
 
 def _limit_objection(who: str, ended: str) -> str:
@@ -161,9 +134,9 @@ def _limit_objection(who: str, ended: str) -> str:
     return f"{who} does not finish its checks within the limits: ended by {ended}: {remedy}"
 
 
-def _failure_objection(problem: Problem, report: CheckReport) -> str:
-    failed = {failure.name.split("-")[0] for failure in report.failures}
-    for side in ("hidden", "visible"):
+def _failure_objection(must_tell: tuple[CheckSide, ...], untouched: Trial) -> str:
+    failed = {failure.side for failure in untouched.failures}
+    for side in must_tell:
         if side not in failed:
             return (
                 f"the untouched problem passes all its {side} checks: there is nothing to repair that they see: "
@@ -172,26 +145,11 @@ def _failure_objection(problem: Problem, report: CheckReport) -> str:
     return ""
 
 
-def _repeat_objection(
-    problem: Problem, changed: Mapping[str, str], first: CheckReport, who: str, repeats: int, pool: Any
-) -> str:
-    verdict = _verdict(first)
-    for _ in range(repeats - 1):
-        if _verdict(_run(problem, changed, pool)) != verdict:
-            return (
-                f"the checks are not deterministic: {who} got different verdicts on the same files: "
-                "take chance, time and order out of them"
-            )
-    return ""
+def _verdict(trial: Trial) -> tuple[str, frozenset[tuple[str, int]]]:
+    return trial.ended, frozenset((failure.side, failure.place) for failure in trial.failures)
 
 
-def _verdict(report: CheckReport) -> tuple[str, frozenset[str]]:
-    return report.ended, frozenset(failure.name for failure in report.failures)
-
-
-def _first_failure(problem: Problem, report: CheckReport) -> str:
-    if not report.failures:
-        return f"{report.passed} of {report.total} checks passed"
-    side, index = report.failures[0].name.split("-")
-    name = (problem.visible if side == "visible" else problem.hidden)[int(index)].name
-    return f"{side} check {name!r}: {report.failures[0].message}"
+def _first_failure(problem: Problem, trial: Trial) -> str:
+    side, place, message = trial.failures[0]
+    name = (problem.visible if side == "visible" else problem.hidden)[place].name
+    return f"{side} check {name!r}: {message}"

@@ -1,4 +1,4 @@
-"""The verified outcome: hidden checks, run afresh where the agent never was.
+"""The verified outcome: the environment judges what was handed in afresh, where the agent never was.
 
 trajectory (its files) + problem (hidden checks) -> verifier's sandbox -> trajectory with outcome and reward terms
 """
@@ -12,24 +12,27 @@ from typing import Any
 from data_contracts.records import INFRASTRUCTURE, Problem, Trajectory
 from tasks.reward.config import RewardConfig
 from tasks.reward.terms import reward_terms
-from tasks.rollout.checks import CheckReport, run_checks
+from tasks.rollout.environments import Verified, VerifierError, checked, environment_of
 from tasks.rollout.sandbox import SandboxError
 
 
 def verify(trajectory: Trajectory, problem: Problem, pool: Any, *, retries: int = 2) -> Trajectory:
-    """Run the hidden checks on the files as the rollout left them, submitted or not; `pool` is the verifier's own.
+    """Judge the files as the rollout left them, submitted or not; `pool` is the verifier's own.
 
-    The outcome is True when all pass. A rollout that ended by a failure of ours is returned as it came. A sandbox that
-    fails `retries` + 1 times gives status `verifier_error` and no outcome: never a failure of the policy.
+    The outcome is True when all checks pass. A rollout that ended by a failure of ours is returned as it came. A
+    sandbox that fails `retries` + 1 times, or a verdict that is no score from 0 to 1, gives status `verifier_error` and
+    no outcome: never a failure of the policy.
     """
     if trajectory.problem_id != problem.id:
         raise ValueError(f"trajectory {trajectory.id} is of problem {trajectory.problem_id}, not of {problem.id}")
     if trajectory.status in INFRASTRUCTURE:
         return trajectory
+    environment = environment_of(problem)
     for attempt in range(retries + 1):
         try:
-            report = run_checks(_final_files(trajectory, problem), problem.hidden, problem.limits, pool)
-            return _verified(trajectory, problem, report)
+            return _verified(trajectory, checked(environment.verify(problem, trajectory.files, pool)))
+        except VerifierError as error:
+            return _unverified(trajectory, str(error))
         except SandboxError as error:
             if attempt == retries:
                 return _unverified(trajectory, f"the verifier's sandbox failed {retries + 1} times: {error}")
@@ -60,15 +63,10 @@ def verify_all(
     return done
 
 
-def _final_files(trajectory: Trajectory, problem: Problem) -> dict[str, str]:
-    """The problem's own files as the agent left them; files it added are dropped, ones it lost come back."""
-    return {path: trajectory.files.get(path, original) for path, original in problem.files.items()}
-
-
-def _verified(trajectory: Trajectory, problem: Problem, report: CheckReport) -> Trajectory:
-    total = len(problem.hidden)
+def _verified(trajectory: Trajectory, found: Verified) -> Trajectory:
+    outcome = found.passed == found.total
     return trajectory.model_copy(
-        update={"hidden_passed": report.passed, "hidden_total": total, "outcome": report.passed == total}
+        update={"hidden_passed": found.passed, "hidden_total": found.total, "outcome": outcome}
     )
 
 

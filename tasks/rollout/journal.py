@@ -29,6 +29,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._finished)
 
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the rollouts that are done, in the order in which they ended."""
+        return list(self._finished)
+
     def finished(self, trajectory_id: str) -> Rollout | None:
         """The rollout of that id, if it is done."""
         return self._finished.get(trajectory_id)

@@ -37,7 +37,7 @@ def test_help_teaches_and_is_quick() -> None:
     done = ratchet("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0
-    for word in ("run", "up", "status", "report", "problems", "starter", "quickstart.toml"):
+    for word in ("run", "up", "status", "report", "show", "problems", "starter", "quickstart.toml"):
         assert word in done.stdout
     # processor time, since the wall clock is everybody's: no torch, no Prefect
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.5
@@ -100,6 +100,13 @@ def test_a_run_that_is_not_there(tmp_path: Path) -> None:
     assert "there is none yet" in mistake("report", "mine-123", "--home", tmp_path)
 
 
+def test_a_session_of_no_run(tmp_path: Path) -> None:
+    message = mistake("show", "double/1", "--home", tmp_path)
+    assert (
+        message == f"ratchet: {tmp_path} holds no run: give `ratchet run RECIPE` first, or the right folder by --home."
+    )
+
+
 def test_status_of_an_empty_home(tmp_path: Path) -> None:
     done = ratchet("status", "--json", "--home", tmp_path)
     found = json.loads(done.stdout)
@@ -135,7 +142,7 @@ def test_the_check_names_each_bad_problem_and_admits_the_rest(tmp_path: Path) ->
     assert "4 - not JSON (Expecting ',' delimiter at column 14): write one object on one line" in text
 
 
-@pytest.mark.parametrize("command", ["run", "up", "status", "report"])
+@pytest.mark.parametrize("command", ["run", "up", "status", "report", "show"])
 def test_every_command_explains_itself(command: str) -> None:
     done = ratchet(command, "--help")
     assert done.returncode == 0

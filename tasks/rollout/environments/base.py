@@ -1,10 +1,25 @@
-"""What every environment offers an agent: messages to start from, tools to call, files that result."""
+"""The protocol of an environment: what its problems look like, what an agent may do, what its work is worth.
+
+problem -> objection ("" where sound) -> open -> Session: tools, calls, files -> handed in -> verify -> Verified
+
+An environment is one class: `Environment` answers for all problems that name it, a `Session` is one agent's hold on
+one problem. Adding one is a module here and a line in `environments/__init__.py`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
-from data_contracts.records import ToolCall
+from data_contracts.records import Problem, ToolCall
+from tasks.rollout.sandbox import Ended, WarmPool
+
+CheckSide = Literal["visible", "hidden"]
+
+
+class VerifierError(RuntimeError):
+    """Verification itself failed; this says nothing about the work."""
 
 
 class ToolResult(NamedTuple):
@@ -15,10 +30,41 @@ class ToolResult(NamedTuple):
     done: bool = False
 
 
+class Snapshot(NamedTuple):
+    """A session's state as plain data: enough to go on from there, in another session on the same problem."""
+
+    files: dict[str, str]
+    visible: tuple[int, int] | None
+
+
+class Verified(NamedTuple):
+    """What handed-in work is worth: `score` in [0, 1]; the outcome is success where all of `total` checks passed."""
+
+    score: float
+    passed: int
+    total: int
+
+
+class Failure(NamedTuple):
+    """A check that failed: on which side, its place there from 0, and why."""
+
+    side: CheckSide
+    place: int
+    message: str
+
+
+class Trial(NamedTuple):
+    """All checks of a problem on some files, visible and hidden; `ended` as in `SandboxResult`."""
+
+    ended: Ended
+    failures: tuple[Failure, ...]
+
+
 class Session(Protocol):
     """One agent's hold on one problem. `call` blocks and may run in a thread, one call at a time."""
 
     files: dict[str, str]
+    """What is handed in when the session ends, submitted or not."""
     visible: tuple[int, int] | None
     """(passed, total) of the visible checks when they last ran."""
 
@@ -27,3 +73,74 @@ class Session(Protocol):
     def tools(self) -> list[dict[str, Any]]: ...
 
     def call(self, call: ToolCall) -> ToolResult: ...
+
+
+class Resumable(Session, Protocol):
+    """A session whose state can be kept and put back, for example to sample a decision again."""
+
+    def snapshot(self) -> Snapshot: ...
+
+    def restore(self, snapshot: Snapshot) -> None: ...
+
+
+class Environment(Protocol):
+    """A kind of problem. Its methods are called from many threads at once, so it holds no state of a session."""
+
+    must_tell: tuple[CheckSide, ...]
+    """The sides that each need a check which the untouched problem fails, for intake to admit it."""
+
+    def objection(self, problem: Problem) -> str:
+        """What is wrong with the problem's form, as a sentence with the remedy; empty where it is sound."""
+        ...
+
+    def open(self, problem: Problem, sandboxes: WarmPool) -> Session:
+        """A fresh session; what the agent runs runs in `sandboxes`."""
+        ...
+
+    def call_together(self, calls: Sequence[tuple[Session, ToolCall]]) -> list[ToolResult]:
+        """Answer calls of different sessions, in their order."""
+        ...
+
+    def verify(self, problem: Problem, files: Mapping[str, str], pool: Any) -> Verified:
+        """Judge what was handed in, where no agent ever was; raises SandboxError and VerifierError."""
+        ...
+
+    def trial(self, problem: Problem, files: Mapping[str, str], pool: Any) -> Trial:
+        """Run every check on the files as intake does; raises SandboxError and VerifierError."""
+        ...
+
+
+class OneByOne:
+    """Takes calls of several sessions one after another: for environments that gain nothing from a batch."""
+
+    def call_together(self, calls: Sequence[tuple[Session, ToolCall]]) -> list[ToolResult]:
+        return [session.call(call) for session, call in calls]
+
+
+class FileSession:
+    """The part that sessions over text files share: the files live here, and their state is a copy of them."""
+
+    def __init__(self, problem: Problem, sandboxes: WarmPool) -> None:
+        self.problem = problem
+        self.files = dict(problem.files)
+        self.visible: tuple[int, int] | None = None
+        self._sandboxes = sandboxes
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation's start: the problem's prompt."""
+        return [{"role": "user", "content": self.problem.prompt}]
+
+    def snapshot(self) -> Snapshot:
+        """The files and what the visible checks said of them."""
+        return Snapshot(dict(self.files), self.visible)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot's state back; the snapshot stays as it is."""
+        self.files, self.visible = dict(snapshot.files), snapshot.visible
+
+
+def checked(verified: Verified) -> Verified:
+    """The same, where it can be believed: a score that is not finite or not in [0, 1] raises VerifierError."""
+    if not (math.isfinite(verified.score) and 0 <= verified.score <= 1 and 0 <= verified.passed <= verified.total != 0):
+        raise VerifierError(f"the environment's verdict is no score from 0 to 1: {verified}")
+    return verified

@@ -5,23 +5,19 @@ read -> edit -> test (really runs the visible checks) -> ... -> submit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from data_contracts.records import Problem, ToolCall
+from data_contracts.records import WORKSPACE_ONLY, Check, Problem, ToolCall
 from tasks.rollout.checks import run_checks
-from tasks.rollout.environments.base import ToolResult
+from tasks.rollout.environments.base import CheckSide, Failure, FileSession, OneByOne, ToolResult, Trial, Verified
+from tasks.rollout.environments.tools import call_error, tool
 from tasks.rollout.sandbox import WarmPool
-
-
-def _tool(name: str, description: str, required: tuple[str, ...] = (), **properties: dict[str, str]) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
 
 _PATH = {"type": "string", "description": "file; may be left out where the problem has one file"}
 TOOLS: list[dict[str, Any]] = [
-    _tool("read", "Show a file with line numbers.", path=_PATH),
-    _tool(
+    tool("read", "Show a file with line numbers.", path=_PATH),
+    tool(
         "edit",
         "Replace a line, or the lines from `line` to `end_line`, by `text`.",
         ("line", "text"),
@@ -30,24 +26,48 @@ TOOLS: list[dict[str, Any]] = [
         end_line={"type": "integer", "description": "last line to replace; default: `line`"},
         text={"type": "string", "description": "the new lines, indentation included"},
     ),
-    _tool("test", "Run the visible checks and show the first failure."),
-    _tool("submit", "Hand the files in; ends the session."),
+    tool("test", "Run the visible checks and show the first failure."),
+    tool("submit", "Hand the files in; ends the session."),
 ]
-_TYPES: dict[str, type] = {"path": str, "text": str, "line": int, "end_line": int}
 
 
-class RepairSession:
+class Repair(OneByOne):
+    """Python modules with bugs; the checks are Python code, judged outside of the process that holds the agent's."""
+
+    must_tell: tuple[CheckSide, ...] = ("hidden", "visible")
+
+    def objection(self, problem: Problem) -> str:
+        """Both kinds of checks are there, each of them code, and nothing is given that only `workspace` reads."""
+        if not problem.visible:
+            return "visible: empty: give at least one"
+        for check in (*problem.visible, *problem.hidden):
+            if check.command:
+                return f"check {check.name!r} has a command: give `code`, or write environment = 'workspace'"
+        if given := [name for name in WORKSPACE_ONLY if getattr(problem, name)]:
+            return f"{given[0]} means nothing here: leave it out, or write environment = 'workspace'"
+        return ""
+
+    def open(self, problem: Problem, sandboxes: WarmPool) -> RepairSession:
+        return RepairSession(problem, sandboxes)
+
+    def verify(self, problem: Problem, files: Mapping[str, str], pool: Any) -> Verified:
+        """The hidden checks on the problem's own files; files that were added are dropped, lost ones come back."""
+        final = {path: files.get(path, original) for path, original in problem.files.items()}
+        report = run_checks(final, problem.hidden, problem.limits, pool)
+        return Verified(report.passed / report.total, report.passed, report.total)
+
+    def trial(self, problem: Problem, files: Mapping[str, str], pool: Any) -> Trial:
+        """All checks in one go, renamed by position, since a visible and a hidden one may share a name."""
+        places: list[tuple[CheckSide, int]] = [("visible", index) for index in range(len(problem.visible))]
+        places += [("hidden", index) for index in range(len(problem.hidden))]
+        both = (*problem.visible, *problem.hidden)
+        checks = [Check(name=str(number), code=check.code) for number, check in enumerate(both)]
+        report = run_checks(files, checks, problem.limits, pool)
+        return Trial(report.ended, tuple(Failure(*places[int(f.name)], f.message) for f in report.failures))
+
+
+class RepairSession(FileSession):
     """One agent's hold on one repair problem; the files live here, each test run gets a copy in a sandbox."""
-
-    def __init__(self, problem: Problem, sandboxes: WarmPool) -> None:
-        self.problem = problem
-        self.files = dict(problem.files)
-        self.visible: tuple[int, int] | None = None
-        self._sandboxes = sandboxes
-
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation's start: the problem's prompt."""
-        return [{"role": "user", "content": self.problem.prompt}]
 
     def tools(self) -> list[dict[str, Any]]:
         """JSON schemas of the tools, in OpenAI's form."""
@@ -55,7 +75,7 @@ class RepairSession:
 
     def call(self, call: ToolCall) -> ToolResult:
         """Run one call; a wrong one comes back as an error observation and changes nothing."""
-        error = _argument_error(call)
+        error = call_error(TOOLS, call)
         if error:
             return ToolResult(f"error: {error}", failed=True)
         match call.name:
@@ -99,18 +119,3 @@ class RepairSession:
         if path in self.files:
             return path, ""
         return "", f"error: no file {path!r}: there are {', '.join(sorted(self.files))}"
-
-
-def _argument_error(call: ToolCall) -> str:
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-    if call.name not in schemas:
-        return f"no tool {call.name!r}: there are {', '.join(schemas)}"
-    schema = schemas[call.name]
-    missing = [name for name in schema["required"] if name not in call.arguments]
-    unknown = [name for name in call.arguments if name not in schema["properties"]]
-    if missing or unknown:
-        return f"{call.name} takes {', '.join(schema['properties']) or 'no arguments'}"
-    for name, value in call.arguments.items():
-        if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
-            return f"{call.name}: {name} is {schema['properties'][name]['type']}"
-    return ""
