@@ -103,6 +103,14 @@ class Turn(Record):
     policy_digest: str
     sample_seconds: float = 0.0
     tool_seconds: float = 0.0
+    purpose: Literal["work", "summary"] = Field(default="work", description="a summary runs no calls and is no work")
+    segment: int = Field(default=0, ge=0, description="the segment it was sampled in")
+    cached_tokens: int = Field(default=0, ge=0, description="context tokens that the engine still held")
+    origins: dict[str, int] = Field(
+        default={},
+        description="context tokens by origin: prompt, observed, own, policy (put there by the context policy)",
+    )
+    prompt_kept: bool = Field(default=True, description="the context held every message of the prompt word for word")
 
 
 class Sampling(Record):

@@ -85,6 +85,13 @@ class Bench:
         except ValueError as error:
             raise UserError(f"{self.parts.base}: {error}.") from error
 
+    @property
+    def window(self) -> int:
+        """Tokens that the base model's context holds."""
+        from tasks.rollout.slot_pool import context_limit
+
+        return context_limit(self.base.model.config)
+
     @cached_property
     def engine(self) -> SlotEngine:
         return self.new_engine()

@@ -19,6 +19,7 @@ from typing import Self
 
 from data_contracts.records import Problem, Rollout, Sampling, Status
 from tasks.rollout.agent import Agent, ChatLike, Job, run_calls
+from tasks.rollout.context.config import ContextConfig
 from tasks.rollout.engine import Completion, ContextFull, Engine, EngineError
 from tasks.rollout.environments.base import Session, ToolResult
 from tasks.rollout.journal import Journal
@@ -57,6 +58,8 @@ def run_sessions(
     capacity: int = 128,
     journal: Journal | None = None,
     max_turn_tokens: int = 64,
+    context: ContextConfig = ContextConfig(),  # noqa: B008  (frozen)
+    tool_format: str = "hermes",
     tool_workers: int = 2,
     tool_latency_polls: int = 4,
     retries: int = 2,
@@ -82,6 +85,8 @@ def run_sessions(
             policy_version=policy_version,
             sampling=sampling.model_copy(update={"seed": job.seed}),
             max_turn_tokens=max_turn_tokens,
+            context=context,
+            tool_format=tool_format,
         )
 
     done = _from_journal(jobs, journal, policy_version)

@@ -16,6 +16,7 @@ from models.chat import Chat
 from tasks.problems import admitted
 from tasks.rollout.batch import Kept, keep_valid
 from tasks.rollout.config import RolloutConfig
+from tasks.rollout.context import check_window
 from tasks.rollout.engine import Engine
 from tasks.rollout.environments import open_session
 from tasks.rollout.gate import contract_gate, digest_gate, infrastructure_gate, mismatch_gate
@@ -33,6 +34,9 @@ class Sampler(Protocol):
 
     @property
     def chat(self) -> Chat: ...
+
+    @property
+    def window(self) -> int: ...
 
     @property
     def agent_pool(self) -> WarmPool: ...
@@ -69,6 +73,8 @@ def sample_rollouts(
     on_done: Callable[[Rollout], None] | None = None,
 ) -> Kept:
     """Attempt each chosen problem in every pass, going on from the journal; what the contract accepts is written."""
+    if config.context.policy == "compact":
+        check_window(config.context, config.max_turn_tokens, bench.chat, bench.window)
     by_id = admitted(problems)
     journal = Journal(out.journal)
     rollouts: list[Rollout] = []
@@ -85,6 +91,8 @@ def sample_rollouts(
             capacity=config.capacity,
             journal=journal,
             max_turn_tokens=config.max_turn_tokens,
+            context=config.context,
+            tool_format=config.tool_format,
             tool_workers=config.tool_workers,
             tool_latency_polls=config.tool_latency_polls,
             retries=config.retries,
