@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_contracts.gates import Gate
-from data_contracts.records import HORIZONS, Trajectory
+from data_contracts.records import HORIZONS, ORIGINS, Trajectory
 from data_contracts.store import read_trajectories
 from tasks.curriculum.state import GroupSignal
 from tasks.reward.terms import scalar_reward
@@ -33,6 +33,7 @@ def iteration_metrics(
         **_success(rollouts),
         "reward": _mean([scalar_reward(t, weights) for t in rollouts if t.scorable]),
         **_behaviour(rollouts),
+        **_context(rollouts),
         "mismatch.mean_abs_diff": _number(mismatch.get("mean_abs_diff")),
         "mismatch.max_abs_diff": _number(mismatch.get("max_abs_diff")),
         **{f"groups.{name}": value for name, value in signal.model_dump().items()},
@@ -58,6 +59,25 @@ def _behaviour(rollouts: Sequence[Trajectory]) -> Metrics:
         "tool_errors": sum(t.tool_errors for t in rollouts),
         "submitted": _mean([t.submitted for t in rollouts]),
         **{f"endings.{status}": count for status, count in sorted(endings.items())},
+    }
+
+
+def _context(rollouts: Sequence[Trajectory]) -> Metrics:
+    """What the engine read, and where the contexts' tokens came from: shares of all turns' contexts together."""
+    turns = [turn for t in rollouts for turn in t.turns]
+    read, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)
+    origins: Counter[str] = Counter()
+    for turn in turns:
+        origins.update(turn.origins)
+    broken = {(t.id, turn.segment) for t in rollouts for turn in t.turns if not turn.prompt_kept}
+    return {
+        "context.prefilled": read - cached,
+        "context.cached": cached,
+        "context.generated": sum(turn.completion_tokens for turn in turns),
+        **{f"context.share.{origin}": origins[origin] / read if read else None for origin in ORIGINS},
+        "context.segments": _mean([1 + max(turn.segment for turn in t.turns) for t in rollouts if t.turns]),
+        "context.summaries": sum(turn.purpose == "summary" for turn in turns),
+        "context.violations": len(broken),
     }
 
 
