@@ -29,6 +29,9 @@ INFRASTRUCTURE: frozenset[str] = frozenset(
 )
 """Endings that say nothing about the policy: retried, then excluded, never a reward of 0."""
 
+ORIGINS = ("prompt", "observed", "own", "policy")
+"""Where tokens of a context come from; `policy`: put there by the context policy (a handle, a summary, notes)."""
+
 
 class Record(BaseModel):
     """Base of every record: frozen, no unknown keys, no infinities or NaN in float fields."""
@@ -139,6 +142,11 @@ class Turn(Record):
     policy_digest: str
     sample_seconds: float = 0.0
     tool_seconds: float = 0.0
+    purpose: Literal["work", "summary"] = Field(default="work", description="a summary runs no calls and is no work")
+    segment: int = Field(default=0, ge=0, description="the segment it was sampled in")
+    cached_tokens: int = Field(default=0, ge=0, description="context tokens that the engine still held")
+    origins: dict[str, int] = Field(default={}, description="context tokens by origin, see ORIGINS")
+    prompt_kept: bool = Field(default=True, description="the context held every message of the prompt word for word")
 
 
 class Sampling(Record):

@@ -19,7 +19,7 @@ class Chat:
     The increment after a completion is read off the template once per number of observations, from a conversation
     with a sentinel for the completion, and starts at the end-of-turn token: a special token, at which no merge can
     cross. So prompt + completion + increment is exactly what the template renders for the whole conversation, unless
-    the template rewrites history (drops a thinking block, say): then the agent begins a new segment.
+    the template rewrites history (drops a thinking block, say): `tasks.rollout.conversation` compares, and begins anew.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -45,9 +45,17 @@ class Chat:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Ids of a conversation up to the point where the model speaks."""
-        return self._ids(self._text(messages, tools, True))
+        return self.ids(self.text(messages, tools))
 
     render_history = prompt
+
+    def text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """A conversation as the template renders it, up to the point where the model speaks."""
+        return self._text(messages, tools, True)
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text as it stands, special tokens read as such."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def observation(self, texts: Sequence[str], *, closed: bool) -> list[int]:
         """Ids between a completion and the next one.
@@ -62,7 +70,7 @@ class Chat:
         conversation += [{"role": "tool", "content": text} for text in texts]
         text = self._text(conversation, [], True)
         tail = text[text.index(_SENTINEL) + len(_SENTINEL) :]
-        return self._ids(tail.removeprefix(self.end_of_turn) if closed else tail)
+        return self.ids(tail.removeprefix(self.end_of_turn) if closed else tail)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion, without the end-of-turn token."""
@@ -71,7 +79,7 @@ class Chat:
 
     def completion(self, text: str) -> list[int]:
         """Ids of a model message that somebody else wrote (a demonstration), end-of-turn token included."""
-        return self._ids(text + self.end_of_turn)
+        return self.ids(text + self.end_of_turn)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], generate: bool) -> str:
         return str(
@@ -79,6 +87,3 @@ class Chat:
                 list(messages), tools=list(tools) or None, add_generation_prompt=generate, tokenize=False
             )
         )
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

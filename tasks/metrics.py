@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_contracts.gates import Gate
-from data_contracts.records import HORIZONS, Trajectory, policy_number
+from data_contracts.records import HORIZONS, ORIGINS, Trajectory, policy_number
 from data_contracts.store import read_trajectories
 from tasks.curriculum.state import GroupSignal
 from tasks.reward.terms import scalar_reward
@@ -34,6 +34,7 @@ def iteration_metrics(
         "reward": _mean([scalar_reward(t, weights) for t in rollouts if t.scorable]),
         **_behaviour(rollouts),
         "staleness.mean_versions": _staleness(rollouts),
+        **_context(rollouts),
         "mismatch.mean_abs_diff": _number(mismatch.get("mean_abs_diff")),
         "mismatch.max_abs_diff": _number(mismatch.get("max_abs_diff")),
         **{f"groups.{name}": value for name, value in signal.model_dump().items()},
@@ -68,6 +69,25 @@ def _staleness(rollouts: Sequence[Trajectory]) -> float | None:
     tokens = sum(turn.completion_tokens for turn, _, _ in turns)
     behind = sum(turn.completion_tokens * (now - policy_number(version)) for turn, version, now in turns)
     return behind / tokens if tokens else None
+
+
+def _context(rollouts: Sequence[Trajectory]) -> Metrics:
+    """What the engine read, and where the contexts' tokens came from: shares of all turns' contexts together."""
+    turns = [turn for t in rollouts for turn in t.turns]
+    read, cached = sum(turn.prompt_tokens for turn in turns), sum(turn.cached_tokens for turn in turns)
+    origins: Counter[str] = Counter()
+    for turn in turns:
+        origins.update(turn.origins)
+    broken = {(t.id, turn.segment) for t in rollouts for turn in t.turns if not turn.prompt_kept}
+    return {
+        "context.prefilled": read - cached,
+        "context.cached": cached,
+        "context.generated": sum(turn.completion_tokens for turn in turns),
+        **{f"context.share.{origin}": origins[origin] / read if read else None for origin in ORIGINS},
+        "context.segments": _mean([1 + max(turn.segment for turn in t.turns) for t in rollouts if t.turns]),
+        "context.summaries": sum(turn.purpose == "summary" for turn in turns),
+        "context.violations": len(broken),
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

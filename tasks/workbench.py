@@ -87,6 +87,13 @@ class Bench:
         except ValueError as error:
             raise UserError(f"{self.parts.base}: {error}.") from error
 
+    @property
+    def window(self) -> int:
+        """Tokens that the base model's context holds."""
+        from tasks.rollout.slot_pool import context_limit
+
+        return context_limit(self.base.model.config)
+
     @cached_property
     def engine(self) -> SlotEngine:
         return self.new_engine()
@@ -123,7 +130,7 @@ class Bench:
 
         config, pool = self.parts.rollout, self.agent_pool
         sampling = Sampling(temperature=config.temperature, top_p=config.top_p)
-        start = agents(self.chat, lambda problem: open_session(problem, pool), sampling, config.max_turn_tokens)
+        start = agents(self.chat, lambda problem: open_session(problem, pool), sampling, config)
         scheduler = self._stack.enter_context(Scheduler(self.engine, start, config))
         return Stream(scheduler, lambda number: self.run.iteration(number).journal, config.max_staleness)
 

@@ -3,6 +3,7 @@
 request() -> engine -> take_completion() -> calls to run -> take_results() -> request() ... -> finish() -> Rollout
 
 What ends a session: a call that is `done` (completed), the problem's turns or tokens, or a failure from outside.
+What the model is shown is up to the context policy, which may also ask it something between two turns.
 """
 
 from __future__ import annotations
@@ -11,29 +12,20 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from data_contracts.errors import UserError
 from data_contracts.records import Problem, Rollout, Sampling, Status, ToolCall, Trajectory, Turn
+from tasks.rollout.config import RolloutConfig
+from tasks.rollout.context import Piece, context_policy, observation
+from tasks.rollout.context.keep import Question
+from tasks.rollout.conversation import ChatLike, Conversation
 from tasks.rollout.engine import Completion, SampleRequest
 from tasks.rollout.environments.base import Session, ToolResult
 from tasks.rollout.segments import SegmentWriter
-from tasks.rollout.toolcalls import parse_turn
+from tasks.rollout.toolformats import FORMATS
 
-NO_CALL = "error: no tool call: answer with <tool_call>"
 CUT = "error: message too long, cut; nothing was run"
-
-
-class ChatLike(Protocol):
-    """What the agent needs of `models.chat.Chat`."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]: ...
-
-    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]: ...
-
-    def observation(self, texts: Sequence[str], *, closed: bool) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +59,34 @@ class Agent:
         name: str,
         policy_version: str,
         sampling: Sampling,
-        max_turn_tokens: int,
+        config: RolloutConfig,
     ) -> None:
         self.job, self.session, self.name, self.policy_version = job, session, name, policy_version
         self._attempt = name
         self.status: Status | None = None
         self._detail, self._submitted = "", False
         self._chat, self._sampling, self._seed = chat, sampling, sampling.seed
-        self._max_turn_tokens, self._left = max_turn_tokens, job.problem.limits.tokens
+        self._max_turn_tokens, self._left = config.max_turn_tokens, job.problem.limits.tokens
+        self._format = FORMATS[config.tool_format]
         self._segments = SegmentWriter()
         self._turns: list[Turn] = []
         self._malformed = self._tool_errors = 0
-        self._closed = True
         self._started = time.perf_counter()
-        self._context = chat.prompt(session.messages(), session.tools())
-        self._prompt = list(self._context)
+        self._policy = context_policy(config.context, session.messages(), chat)
+        self._context = Conversation(chat, _tools(session, self._policy.tools()))
+        self._context.show(self._policy.messages())
+        self._prompt = list(self._context.ids)
+        self._question: Question | None = None
 
     def request(self) -> SampleRequest:
         """The next turn, within what is left of the problem's token budget."""
-        self._segments.prompt(self._context, len(self._turns))
+        self._segments.prompt(self._context.ids, len(self._turns))
+        most = self._question.tokens if self._question else self._max_turn_tokens
         return SampleRequest(
             session=self.name,
             policy_version=self.policy_version,
-            token_ids=list(self._context),
-            max_tokens=min(self._max_turn_tokens, self._left),
+            token_ids=list(self._context.ids),
+            max_tokens=min(most, self._left),
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
             seed=self._seed,
@@ -105,60 +101,102 @@ class Agent:
         self.policy_version, self.name = version, f"{self._attempt}@{version}"
         self._seed = int.from_bytes(hashlib.sha256(f"{self._sampling.seed}/{version}".encode()).digest()[:8]) >> 1
 
-    def rewrite_context(self, token_ids: Sequence[int]) -> None:
-        """Sample the next turn from these tokens instead; if they do not extend the last ones, a segment begins."""
-        self._context = list(token_ids)
-
     def take_completion(self, completion: Completion) -> tuple[ToolCall, ...]:
         """Record a sampled turn; returns the calls to run. Then either `status` is set or `take_results` is due."""
-        index, cut = len(self._turns), completion.finish_reason == "length"
-        self._segments.sampled(completion.token_ids, completion.logprobs, index, completion.policy_version)
-        self._context = [*self._context, *completion.token_ids]
+        cut = completion.finish_reason == "length"
+        self._segments.sampled(completion.token_ids, completion.logprobs, len(self._turns), completion.policy_version)
         self._left -= len(completion.token_ids)
-        self._closed = not cut
-        text = self._chat.decode(completion.token_ids)
-        parsed = parse_turn(text)
-        # A message that was cut is not run, not even the calls it closed: more was to come.
-        calls = () if cut else parsed.calls
-        errors = (CUT,) if cut else tuple(f"error: {error}" for error in parsed.errors)
-        if not calls and not errors:
-            errors = (NO_CALL,)
+        shown = self._context.text
+        text = self._context.said(completion.token_ids)
+        if self._question:
+            calls, errors = (), ()  # a summary runs nothing, whatever it says
+        else:
+            calls, errors = self._read(text, cut)
         self._malformed += len(errors)
-        self._turns.append(
-            Turn(
-                index=index,
-                completion=text,
-                completion_tokens=len(completion.token_ids),
-                prompt_tokens=completion.prompt_tokens,
-                finish_reason=completion.finish_reason,
-                calls=calls,
-                call_errors=errors,
-                policy_version=completion.policy_version,
-                policy_digest=completion.policy_digest,
-                sample_seconds=completion.seconds,
-            )
-        )
+        self._turns.append(self._turn(completion, text, calls, errors, shown))
+        self._policy.said(text, len(completion.token_ids))
         if cut and self._left <= 0:
             self.status = "out_of_tokens"
-        return calls
+        return tuple(call for call in calls if not self._policy.owns(call))
+
+    def _read(self, text: str, cut: bool) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
+        """The calls of a message, and an observation for each that is none."""
+        if cut:  # not run, not even the calls it closed: more was to come
+            return (), (CUT,)
+        parsed = self._format.parse(text)
+        errors = tuple(f"error: {error}" for error in parsed.errors)
+        if not parsed.calls and not errors:
+            errors = (self._format.no_call,)
+        return parsed.calls, errors
+
+    def _turn(
+        self, completion: Completion, text: str, calls: tuple[ToolCall, ...], errors: tuple[str, ...], shown: str
+    ) -> Turn:
+        return Turn(
+            index=len(self._turns),
+            completion=text,
+            completion_tokens=len(completion.token_ids),
+            prompt_tokens=completion.prompt_tokens,
+            finish_reason=completion.finish_reason,
+            calls=calls,
+            call_errors=errors,
+            policy_version=completion.policy_version,
+            policy_digest=completion.policy_digest,
+            sample_seconds=completion.seconds,
+            purpose="summary" if self._question else "work",
+            segment=self._segments.index,
+            cached_tokens=completion.cached_tokens,
+            origins=self._policy.origins(completion.prompt_tokens, len(self._prompt)),
+            prompt_kept=self._policy.keeps_prompt(shown),
+        )
 
     def take_results(self, results: Sequence[ToolResult], seconds: float = 0.0) -> None:
         """What the calls of the last turn came back with, in order; ends the session or prepares the next turn."""
-        turn = self._turns[-1]
-        texts = [result.text for result in results] + list(turn.call_errors)
-        failed = sum(result.failed for result in results)
-        self._tool_errors += failed
-        changes = {"observation": "\n".join(texts), "tool_failed": failed > 0, "tool_seconds": seconds}
-        self._turns[-1] = turn.model_copy(update=changes)
-        limits = self.job.problem.limits
-        if any(result.done for result in results):
+        if self._question:
+            self._question = None
+            self._policy.answered(self._format.parse(self._turns[-1].completion).content)
+        elif self._observe(results, seconds):
             self.status, self._submitted = "completed", True
-        elif len(self._turns) >= limits.turns:
+        if self.status is None:
+            self._prepare()
+
+    def _observe(self, results: Sequence[ToolResult], seconds: float) -> bool:
+        """Bring results into the record and the context; returns whether one ended the session."""
+        turn = self._turns[-1]
+        given = iter(zip(results, self._policy.admit([result.text for result in results]), strict=True))
+        outcomes: list[ToolResult] = []
+        pieces: list[Piece] = []
+        for call in turn.calls:
+            if self._policy.owns(call):
+                result = self._policy.call(call)
+                piece = observation(result.text)
+            else:
+                result, piece = next(given)
+            outcomes.append(result)
+            pieces.append(piece)
+            if result.done:
+                break
+        pieces += [observation(error) for error in turn.call_errors]
+        self._policy.observed(pieces)
+        failed = sum(result.failed for result in outcomes)
+        self._tool_errors += failed
+        seen = "\n".join(piece.message["content"] for piece in pieces)
+        changes = {"observation": seen, "tool_failed": failed > 0, "tool_seconds": seconds}
+        self._turns[-1] = turn.model_copy(update=changes)
+        return any(result.done for result in outcomes)
+
+    def _prepare(self) -> None:
+        """Make the next context, or end a session whose turns or tokens ran out."""
+        worked = sum(turn.purpose == "work" for turn in self._turns)
+        if worked >= self.job.problem.limits.turns:
             self.status = "out_of_turns"
         elif self._left <= 0:
             self.status = "out_of_tokens"
         else:
-            self._context = [*self._context, *self._chat.observation(texts, closed=self._closed)]
+            self._context.show(self._policy.messages())
+            self._question = self._policy.question(len(self._context.ids))
+            if self._question:
+                self._context.show(self._policy.messages())
 
     def end(self, status: Status, detail: str) -> None:
         """End the session from outside."""
@@ -195,6 +233,15 @@ class Agent:
             seconds=time.perf_counter() - self._started,
         )
         return Rollout(trajectory=trajectory, segments=self._segments.build(job.trajectory_id))
+
+
+def _tools(session: Session, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The environment's tools and the context policy's."""
+    tools = session.tools()
+    taken = {tool["function"]["name"] for tool in tools} & {tool["function"]["name"] for tool in own}
+    if taken:
+        raise UserError(f"the environment has a tool {min(taken)!r} too: choose another rollout.context.policy.")
+    return [*tools, *own]
 
 
 def run_calls(session: Session, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from data_contracts.config import Config
+from tasks.rollout.context.config import ContextConfig
 
 
 class RolloutConfig(Config):
@@ -14,6 +17,11 @@ class RolloutConfig(Config):
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature; the trainer scores under it too")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus of training rollouts: 1, the whole distribution")
     max_turn_tokens: int = Field(default=64, ge=1, description="tokens one model message may have")
+    tool_format: Literal["hermes", "llama3"] = Field(
+        default="hermes",
+        description='how calls are written: hermes, JSON in <tool_call> tags; llama3, {"name", "parameters"} alone',
+    )
+    context: ContextConfig = Field(default=ContextConfig(), description="what of a session the model is shown")
     capacity: int = Field(default=128, ge=1, description="sessions in flight, and slots of the in-process engine")
     tool_workers: int = Field(default=2, ge=1, description="tool calls running at the same time")
     tool_latency_polls: int = Field(

@@ -79,7 +79,7 @@ def run_sessions(
     for rollout in done.values():
         if on_done:
             on_done(rollout)
-    start = agents(chat, open_session, sampling, config.max_turn_tokens)
+    start = agents(chat, open_session, sampling, config)
     with Scheduler(engine, start, config) as scheduler:
         scheduler.serve(policy_version)
         scheduler.add(job for job in jobs if job.trajectory_id not in done)
@@ -94,7 +94,7 @@ def run_sessions(
     return [done[job.trajectory_id] for job in jobs]
 
 
-def agents(chat: ChatLike, open_session: OpenSession, sampling: Sampling, max_turn_tokens: int) -> StartAgent:
+def agents(chat: ChatLike, open_session: OpenSession, sampling: Sampling, config: RolloutConfig) -> StartAgent:
     """How an attempt at a job begins; `sampling.seed` is replaced by the job's."""
 
     def start(job: Job, name: str, version: str) -> Agent:
@@ -105,7 +105,7 @@ def agents(chat: ChatLike, open_session: OpenSession, sampling: Sampling, max_tu
             name=name,
             policy_version=version,
             sampling=sampling.model_copy(update={"seed": job.seed}),
-            max_turn_tokens=max_turn_tokens,
+            config=config,
         )
 
     return start

@@ -43,6 +43,11 @@ class SegmentWriter:
         """The tokens of the segment under way."""
         return self._segments[-1].token_ids if self._segments else []
 
+    @property
+    def index(self) -> int:
+        """The segment under way."""
+        return len(self._segments) - 1
+
     def prompt(self, token_ids: Sequence[int], turn: int) -> None:
         """The whole context that `turn` is sampled from; its new tokens carry no loss."""
         known = len(self.context)

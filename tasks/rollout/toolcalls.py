@@ -63,37 +63,45 @@ def _read_call(text: str, start: int) -> tuple[ToolCall | str, int]:
     """The call whose opening tag ends at `start`, or what is wrong with it; and where to read on."""
     try:
         # Decoded before the closing tag is looked for, since a string in the arguments may hold that very tag.
-        value, end = _DECODER.raw_decode(text, _skip(text, start))
+        value, end = read_json(text, start)
     except (ValueError, RecursionError) as error:
-        return f"the call is not JSON: {_cause(error)}", _after_close(text, start)
-    end = _skip(text, end)
+        return f"the call is not JSON: {cause_of(error)}", _after_close(text, start)
     if not text.startswith(_CLOSE, end):
         missing = text.find(_CLOSE, end) < 0
         return _UNCLOSED if missing else "the call is not one JSON object", _after_close(text, end)
-    return _checked(value), end + len(_CLOSE)
+    return checked_call(value), end + len(_CLOSE)
 
 
 _UNCLOSED = "the call is not closed by </tool_call>"
 
 
-def _checked(value: Any) -> ToolCall | str:
-    """The call that a JSON value stands for, or why it is none."""
+def checked_call(value: Any, key: str = "arguments") -> ToolCall | str:
+    """The call that a JSON value stands for, or why it is none; `key` holds its arguments."""
     if not isinstance(value, dict):
         return "the call is not a JSON object"
-    name, arguments = value.get("name"), value.get("arguments", {})
+    name, arguments = value.get("name"), value.get(key, {})
     if not isinstance(name, str) or not name:
         return 'the call has no "name"'
-    if unknown := sorted(set(value) - {"name", "arguments"}):
-        return f'the call has keys besides "name" and "arguments": {", ".join(unknown)[:60]}'
+    if unknown := sorted(set(value) - {"name", key}):
+        return f'the call has keys besides "name" and "{key}": {", ".join(unknown)[:60]}'
     if not isinstance(arguments, dict):
-        return '"arguments" is not an object'
+        return f'"{key}" is not an object'
     if _depth(arguments) > _DEEPEST:
-        return f'"arguments" nests deeper than {_DEEPEST}'
+        return f'"{key}" nests deeper than {_DEEPEST}'
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return "the call holds half a surrogate pair, which is no text"
     return ToolCall(name=name, arguments=arguments)
+
+
+def read_json(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins after white space at `start`, and where to read on behind it and white space.
+
+    Raises ValueError where there is none, or one with a key twice or a number that is not finite; RecursionError.
+    """
+    value, end = _DECODER.raw_decode(text, _skip(text, start))
+    return value, _skip(text, end)
 
 
 def _after_close(text: str, start: int) -> int:
@@ -116,7 +124,8 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _cause(error: ValueError | RecursionError) -> str:
+def cause_of(error: ValueError | RecursionError) -> str:
+    """A short reason why a text is not JSON."""
     if isinstance(error, json.JSONDecodeError):
         return error.msg
     return "it nests too deeply" if isinstance(error, RecursionError) else str(error)[:80]

@@ -56,3 +56,18 @@ def test_a_tokenizer_without_template_is_refused(chat: Chat) -> None:
 
     with pytest.raises(ValueError, match="no chat template"):
         Chat(Bare())
+
+
+def test_increments_join_with_other_templates(template: Chat) -> None:
+    messages = [{"role": "user", "content": "Fix it."}]
+    ids = template.prompt(messages)
+    for turn in range(3):
+        said, observed = f"say {turn}", f"saw\n{turn}"
+        messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": observed}]
+        ids += template.completion(said) + template.observation([observed], closed=True)
+        assert ids == template.prompt(messages)
+
+
+def test_the_end_of_turn_of_other_templates(chats: dict[str, Chat]) -> None:
+    ends = {name: chat.end_of_turn for name, chat in chats.items()}
+    assert ends == {"qwen3": END, "llama3": "<|eot_id|>", "smollm2": END}

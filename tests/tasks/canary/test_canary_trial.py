@@ -21,6 +21,7 @@ from tasks.canary.trial import run_trial
 from tasks.drift.tables import audit_table, session_table
 from tasks.rollout.agent import Agent, run_calls
 from tasks.rollout.agent import Job as RolloutJob
+from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import EngineError
 from tasks.rollout.environments import open_session
 from tasks.rollout.sandbox import SandboxError, WarmPool
@@ -127,7 +128,7 @@ def test_a_live_session_is_token_for_token_what_a_rollout_is(
         name="direct",
         policy_version="release-1",
         sampling=Sampling(temperature=0.0),
-        max_turn_tokens=width,
+        config=RolloutConfig(max_turn_tokens=width),
     )
     while agent.status is None:
         slot_engine.submit(agent.request())

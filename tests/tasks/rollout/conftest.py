@@ -10,9 +10,12 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from data_contracts.records import Check, Limits, Problem, ToolCall
+from data_contracts.records import Check, Limits, Problem, Rollout, Sampling, ToolCall
 from models.chat import Chat
 from models.starter import train_tokenizer
+from tasks.rollout.agent import Agent, Job, run_calls
+from tasks.rollout.config import RolloutConfig
+from tasks.rollout.engine import Completion
 from tasks.rollout.environments.base import ToolResult
 from tasks.rollout.slot_engine import SlotEngine
 
@@ -89,5 +92,52 @@ def make_engine() -> Callable[..., SlotEngine]:
         engine = SlotEngine(lambda path: model, lambda path: "digest-0", slots=slots)
         engine.load_adapter("policy-00000", None)
         return engine
+
+    return make
+
+
+class Driver:
+    """Plays the engine's part with completions that are written out, and runs the calls."""
+
+    def __init__(
+        self, problem: Problem, chat: Chat, session: Any, *, max_turn_tokens: int = 50, **options: Any
+    ) -> None:
+        job = Job(problem, "g", 1, seed=3, iteration=7, run_id="run")
+        self.chat, self.session = chat, session
+        self.sampled: list[tuple[list[int], list[float]]] = []
+        self.contexts: list[list[int]] = []
+        self.agent = Agent(
+            job, session, chat, name="n", policy_version="policy-00000", sampling=Sampling(seed=3),
+            config=RolloutConfig(max_turn_tokens=max_turn_tokens, **options),
+        )  # fmt: skip
+
+    def say(self, text: str, *, cut_at: int | None = None) -> Any:
+        """One turn: `text` as the model's message, or its first tokens as one cut by length. Returns the request."""
+        agent, request = self.agent, self.agent.request()
+        ids = self.chat.completion(text)[:cut_at]
+        assert len(ids) <= request.max_tokens
+        logprobs = [-0.25 * (i + 1) for i in range(len(ids))]
+        self.sampled.append((ids, logprobs))
+        self.contexts.append(list(request.token_ids))
+        reason = "stop" if cut_at is None else "length"
+        done = Completion(ids, logprobs, reason, "policy-00000", "d" * 8, len(request.token_ids), 0, 0.5)
+        calls = agent.take_completion(done)
+        if agent.status is None:
+            agent.take_results(*run_calls(self.session, calls))
+        return request
+
+    def finish(self) -> Rollout:
+        rollout = self.agent.finish()
+        assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout
+        return rollout
+
+
+@pytest.fixture
+def drive(chat: Chat, make_problem: Callable[..., Problem], playground: type[Playground]) -> Callable[..., Driver]:
+    """A session on a made-up problem, to be played turn by turn; `with_chat` replaces the chat."""
+
+    def make(*, turns: int = 4, tokens: int = 200, with_chat: Chat = chat, **options: Any) -> Driver:
+        problem = make_problem(turns=turns, tokens=tokens)
+        return Driver(problem, with_chat, playground(problem), **options)
 
     return make

@@ -9,60 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.records import Problem, Rollout, Sampling
 from models.chat import Chat
-from tasks.rollout.agent import CUT, NO_CALL, Agent, Job, run_calls
-from tasks.rollout.engine import Completion
+from tasks.rollout.agent import CUT
 from tasks.rollout.segments import SegmentWriter
-from tasks.training.packing import pack, sampled_positions
+from tasks.rollout.toolformats import FORMATS
+from tasks.training.packing import micro_batches, pack, sampled_positions
 
 SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>'
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"n": 3}}\n</tool_call>'
 VERSION = "policy-00000"
-MakeProblem = Callable[..., Problem]
+NO_CALL = FORMATS["hermes"].no_call
+Drive = Callable[..., Any]
 
 
-class Driver:
-    """Plays the engine's part with completions that are written out, and runs the calls."""
-
-    def __init__(self, problem: Problem, chat: Chat, session: Any, *, max_turn_tokens: int = 50) -> None:
-        job = Job(problem, "g", 1, seed=3, iteration=7, run_id="run")
-        self.chat, self.session, self.sampled = chat, session, []
-        self.agent = Agent(
-            job, session, chat, name="n", policy_version="policy-00000", sampling=Sampling(seed=3),
-            max_turn_tokens=max_turn_tokens,
-        )  # fmt: skip
-
-    def say(self, text: str, *, cut_at: int | None = None) -> Any:
-        """One turn: `text` as the model's message, or its first tokens as one cut by length. Returns the request."""
-        agent, request = self.agent, self.agent.request()
-        ids = self.chat.completion(text)[:cut_at]
-        assert len(ids) <= request.max_tokens
-        logprobs = [-0.25 * (i + 1) for i in range(len(ids))]
-        self.sampled.append((ids, logprobs))
-        reason = "stop" if cut_at is None else "length"
-        done = Completion(ids, logprobs, reason, "policy-00000", "d" * 8, len(request.token_ids), 0, 0.5)
-        calls = agent.take_completion(done)
-        if agent.status is None:
-            agent.take_results(*run_calls(self.session, calls))
-        return request
-
-    def finish(self) -> Rollout:
-        rollout = self.agent.finish()
-        assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout
-        return rollout
-
-
-@pytest.fixture
-def drive(chat: Chat, make_problem: MakeProblem, playground: Any) -> Callable[..., Driver]:
-    def make(*, turns: int = 4, tokens: int = 200, **options: Any) -> Driver:
-        problem = make_problem(turns=turns, tokens=tokens)
-        return Driver(problem, chat, playground(problem), **options)
-
-    return make
-
-
-def test_a_session_to_its_submission(drive: Callable[..., Driver]) -> None:
+def test_a_session_to_its_submission(drive: Drive) -> None:
     d = drive()
     d.say(LOOK)
     d.say(SUBMIT)
@@ -73,7 +33,7 @@ def test_a_session_to_its_submission(drive: Callable[..., Driver]) -> None:
     assert (t.malformed_calls, t.tool_errors, t.policy_digest) == (0, 0, "d" * 8)
 
 
-def test_the_mask_is_one_exactly_on_sampled_tokens_with_their_logprobs(drive: Callable[..., Driver]) -> None:
+def test_the_mask_is_one_exactly_on_sampled_tokens_with_their_logprobs(drive: Drive) -> None:
     d = drive()
     for text in (LOOK, "words", SUBMIT):
         d.say(text)
@@ -93,9 +53,7 @@ def test_the_mask_is_one_exactly_on_sampled_tokens_with_their_logprobs(drive: Ca
     ]
 
 
-def test_the_tokens_are_what_the_template_renders_for_the_conversation(
-    drive: Callable[..., Driver], chat: Chat
-) -> None:
+def test_the_tokens_are_what_the_template_renders_for_the_conversation(drive: Drive, chat: Chat) -> None:
     d = drive()
     d.say(LOOK)
     d.say("words")
@@ -117,7 +75,7 @@ def test_the_tokens_are_what_the_template_renders_for_the_conversation(
     ],
 )
 def test_what_the_agent_did_wrong_comes_back_as_an_observation_and_a_count(
-    drive: Callable[..., Driver], text: str, observed: str, malformed: int, tool_errors: int
+    drive: Drive, text: str, observed: str, malformed: int, tool_errors: int
 ) -> None:
     d = drive()
     d.say(text)
@@ -129,7 +87,7 @@ def test_what_the_agent_did_wrong_comes_back_as_an_observation_and_a_count(
     assert rollout.trajectory.status == "completed"
 
 
-def test_a_lone_closing_tag_is_kept_as_it_was_sampled(drive: Callable[..., Driver], chat: Chat) -> None:
+def test_a_lone_closing_tag_is_kept_as_it_was_sampled(drive: Drive, chat: Chat) -> None:
     d = drive()
     d.say("</think>")
     request = d.say(SUBMIT)
@@ -141,14 +99,14 @@ def test_a_lone_closing_tag_is_kept_as_it_was_sampled(drive: Callable[..., Drive
     assert len(rollout.segments) == 1
 
 
-def test_nothing_is_called_after_the_call_that_ends_the_session(drive: Callable[..., Driver]) -> None:
+def test_nothing_is_called_after_the_call_that_ends_the_session(drive: Drive) -> None:
     d = drive(max_turn_tokens=100)
     d.say(LOOK + SUBMIT + LOOK)
     assert d.agent.status == "completed"
     assert [call.name for call in d.session.called] == ["look", "submit"]
 
 
-def test_turns_run_out(drive: Callable[..., Driver]) -> None:
+def test_turns_run_out(drive: Drive) -> None:
     d = drive(turns=2)
     d.say(LOOK)
     assert d.agent.status is None
@@ -156,9 +114,7 @@ def test_turns_run_out(drive: Callable[..., Driver]) -> None:
     assert d.finish().trajectory.status == "out_of_turns"
 
 
-def test_a_turn_cut_by_its_own_cap_runs_nothing_and_is_closed_by_the_template(
-    drive: Callable[..., Driver], chat: Chat
-) -> None:
+def test_a_turn_cut_by_its_own_cap_runs_nothing_and_is_closed_by_the_template(drive: Drive, chat: Chat) -> None:
     d = drive(max_turn_tokens=30)
     d.say(SUBMIT + "and more words", cut_at=len(chat.completion(SUBMIT)))
     request = d.say(SUBMIT)
@@ -171,7 +127,7 @@ def test_a_turn_cut_by_its_own_cap_runs_nothing_and_is_closed_by_the_template(
     assert [call.name for call in d.session.called] == ["submit"]
 
 
-def test_length_by_the_total_budget_ends_the_session(drive: Callable[..., Driver], chat: Chat) -> None:
+def test_length_by_the_total_budget_ends_the_session(drive: Drive, chat: Chat) -> None:
     n = len(chat.completion(LOOK))
     d = drive(tokens=n + 5)
     assert d.say(LOOK).max_tokens == n + 5
@@ -183,7 +139,7 @@ def test_length_by_the_total_budget_ends_the_session(drive: Callable[..., Driver
     assert sum(rollout.segments[0].loss_mask) == n + 5
 
 
-def test_a_last_turn_that_just_fits_the_budget_is_run(drive: Callable[..., Driver], chat: Chat) -> None:
+def test_a_last_turn_that_just_fits_the_budget_is_run(drive: Drive, chat: Chat) -> None:
     d = drive(tokens=len(chat.completion(LOOK)))
     d.say(LOOK)
     assert d.finish().trajectory.status == "out_of_tokens"
@@ -193,7 +149,7 @@ def test_a_last_turn_that_just_fits_the_budget_is_run(drive: Callable[..., Drive
     assert e.finish().trajectory.status == "completed"
 
 
-def test_the_budget_is_one_over_all_turns(drive: Callable[..., Driver], chat: Chat) -> None:
+def test_the_budget_is_one_over_all_turns(drive: Drive, chat: Chat) -> None:
     n = len(chat.completion(LOOK))
     d = drive(turns=9, tokens=3 * n - 1, max_turn_tokens=n + 1)
     asked = [d.say(LOOK).max_tokens, d.say(LOOK).max_tokens, d.say(LOOK, cut_at=n - 1).max_tokens]
@@ -201,27 +157,21 @@ def test_the_budget_is_one_over_all_turns(drive: Callable[..., Driver], chat: Ch
     assert d.finish().trajectory.sampled_tokens == 3 * n - 1
 
 
-def test_a_rewritten_context_begins_a_segment_and_the_first_stays_trained(
-    drive: Callable[..., Driver], chat: Chat
-) -> None:
-    d = drive()
-    d.say("<think>R1</think>" + LOOK)
-    rewritten = chat.prompt(
-        [*d.session.messages(), {"role": "assistant", "content": LOOK}, {"role": "user", "content": "U2"}]
-    )
-    d.agent.rewrite_context(rewritten)
-    d.say(SUBMIT)
-    first, second = d.finish().segments
-    assert (first.index, second.index) == (0, 1)
-    assert [t for t, m in zip(first.token_ids, first.loss_mask, strict=True) if m] == d.sampled[0][0]
-    assert second.token_ids == rewritten + d.sampled[1][0]
-    assert sum(second.loss_mask) == len(d.sampled[1][0])
-    assert "R1" in chat.decode(first.token_ids)
-    assert "U2" in chat.decode(second.token_ids)
-    assert "R1" not in chat.decode(second.token_ids)
+def test_an_action_near_the_turns_cap_is_trained_to_its_last_token() -> None:
+    # Three turns of 6,000 tokens under a cap of 8,192 a turn: the cap is each turn's, and the whole is never cut.
+    writer, context = SegmentWriter(), [1]
+    for turn in range(3):
+        writer.prompt(context, turn)
+        writer.sampled([10 + turn] * 6000, [-0.5] * 6000, turn)
+        context = [*context, *[10 + turn] * 6000, 2]
+    (segment,) = writer.build("t")
+    assert [segment.token_ids.count(10 + turn) for turn in range(3)] == [6000] * 3
+    assert len(sampled_positions(segment)) == pack([segment]).counts[0] == 18_000
+    assert pack([segment]).targets[-6000:].tolist() == [12] * 6000
+    assert micro_batches([len(segment.token_ids)], 8192) == [[0]], "a row over the limit is computed whole"
 
 
-def test_a_session_ended_from_outside_keeps_what_it_has(drive: Callable[..., Driver]) -> None:
+def test_a_session_ended_from_outside_keeps_what_it_has(drive: Drive) -> None:
     d = drive()
     with pytest.raises(RuntimeError, match="has not ended"):
         d.agent.finish()

@@ -77,7 +77,7 @@ class Run:
             self.begun += 1
             return session(problem)
 
-        self.scheduler = Scheduler(engine, agents(chat, opened, Sampling(), config.max_turn_tokens), config)
+        self.scheduler = Scheduler(engine, agents(chat, opened, Sampling(), config), config)
         self.stream = Stream(self.scheduler, lambda n: folder / f"{n}.jsonl", config.max_staleness)
 
     def serve(self, number: int) -> None:
@@ -128,7 +128,7 @@ def test_noise_is_not_repeated_under_the_next_version(make_problem: MakeProblem,
         def tools(self) -> list[Any]:
             return []
 
-    start = agents(talkative, lambda problem: Quiet(), Sampling(), 12)  # type: ignore[arg-type, return-value]
+    start = agents(talkative, lambda problem: Quiet(), Sampling(), RolloutConfig())  # type: ignore[arg-type, return-value]
     agent = start(job, "s#0", "policy-00000")
     first = agent.request()
     agent.move_to("policy-00001")

@@ -1,0 +1,42 @@
+"""What an iteration's contexts were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from data_contracts.records import Trajectory, Turn
+from tasks.metrics import _context
+
+
+def turn(index: int, prompt: int, sampled: int, **changes: Any) -> Turn:
+    return Turn(
+        index=index, completion="", completion_tokens=sampled, prompt_tokens=prompt, finish_reason="stop",
+        policy_digest="d", **changes,
+    )  # fmt: skip
+
+
+def test_context_metrics_count_tokens_once_and_broken_segments_once(
+    make_trajectory: Callable[..., Trajectory],
+) -> None:
+    one = (
+        turn(0, 10, 4, origins={"prompt": 10, "observed": 0, "own": 0, "policy": 0}),
+        turn(1, 30, 6, cached_tokens=13, origins={"prompt": 10, "observed": 16, "own": 4, "policy": 0}),
+    )
+    two = (
+        turn(0, 20, 5, purpose="summary", origins={"prompt": 20, "observed": 0, "own": 0, "policy": 0}),
+        turn(1, 15, 2, segment=1, prompt_kept=False, origins={"prompt": 10, "observed": 0, "own": 0, "policy": 5}),
+        turn(2, 25, 3, segment=1, prompt_kept=False, cached_tokens=16, origins={"prompt": 25}),
+    )
+    found = _context([make_trajectory("a", turns=one), make_trajectory("b", turns=two)])
+    assert (found["context.prefilled"], found["context.cached"], found["context.generated"]) == (71, 29, 20)
+    shares = [found[f"context.share.{name}"] for name in ("prompt", "observed", "own", "policy")]
+    assert shares == pytest.approx([0.75, 0.16, 0.04, 0.05])
+    assert (found["context.segments"], found["context.summaries"], found["context.violations"]) == (1.5, 1, 1)
+
+
+def test_no_turns_have_no_shares() -> None:
+    found = _context([])
+    assert (found["context.prefilled"], found["context.share.own"], found["context.segments"]) == (0, None, None)
