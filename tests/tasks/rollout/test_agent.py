@@ -162,7 +162,7 @@ def test_an_action_near_the_turns_cap_is_trained_to_its_last_token() -> None:
     writer, context = SegmentWriter(), [1]
     for turn in range(3):
         writer.prompt(context, turn)
-        writer.sampled([10 + turn] * 6000, [-0.5] * 6000, turn)
+        writer.sampled([10 + turn] * 6000, [-0.5] * 6000, turn, VERSION)
         context = [*context, *[10 + turn] * 6000, 2]
     (segment,) = writer.build("t")
     assert [segment.token_ids.count(10 + turn) for turn in range(3)] == [6000] * 3

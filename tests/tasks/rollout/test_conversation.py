@@ -24,7 +24,7 @@ def play(chat: Chat, turns: list[tuple[str, list[dict[str, Any]]]], *, cut: bool
         writer.prompt(conversation.ids, turn)
         contexts.append(list(conversation.ids))
         ids = chat.completion(text)[: -1 if cut else None]
-        writer.sampled(ids, [-0.5] * len(ids), turn)
+        writer.sampled(ids, [-0.5] * len(ids), turn, "policy-00000")
         sampled.append(ids)
         assert conversation.said(ids) == text
         messages = [*messages, {"role": "assistant", "content": text}, *replies]
