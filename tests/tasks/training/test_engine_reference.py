@@ -119,13 +119,13 @@ def _sampled_by_the_engine(base: Base, adapter: Path, temperature: float) -> lis
     contexts = {session: [(3 * i + j) % 60 for j in range(4 + 2 * i)] for i, session in enumerate(writers)}
     for turn in range(3):
         for i, (session, context) in enumerate(contexts.items()):
-            writers[session].prompt(context, turn)
+            writers[session].prompt(context, turn, completion.policy_version)
             engine.submit(SampleRequest(session, name, list(context), 4 + i, temperature=temperature, seed=i))
         done: dict[str, Completion] = {}
         while len(done) < len(writers):
             done |= dict(engine.poll())
         for session, completion in done.items():
-            writers[session].sampled(completion.token_ids, completion.logprobs, turn)
+            writers[session].sampled(completion.token_ids, completion.logprobs, turn, completion.policy_version)
             contexts[session] += [*completion.token_ids, 7, 8 + turn]
     return [segment for session, writer in writers.items() for segment in writer.build(session)]
 
