@@ -119,7 +119,7 @@ def _sampled_by_the_engine(base: Base, adapter: Path, temperature: float) -> lis
     contexts = {session: [(3 * i + j) % 60 for j in range(4 + 2 * i)] for i, session in enumerate(writers)}
     for turn in range(3):
         for i, (session, context) in enumerate(contexts.items()):
-            writers[session].prompt(context, turn, completion.policy_version)
+            writers[session].prompt(context, turn)
             engine.submit(SampleRequest(session, name, list(context), 4 + i, temperature=temperature, seed=i))
         done: dict[str, Completion] = {}
         while len(done) < len(writers):
