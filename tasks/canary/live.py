@@ -19,11 +19,12 @@ import httpx
 from data_contracts.records import INFRASTRUCTURE, Problem, Status, ToolCall
 from tasks.canary.config import CanaryConfig
 from tasks.canary.sessions import LiveSession
-from tasks.rollout.agent import CUT, NO_CALL
+from tasks.rollout.agent import CUT
 from tasks.rollout.checks import run_checks
 from tasks.rollout.environments import open_session
 from tasks.rollout.environments.base import Session
 from tasks.rollout.sandbox import SandboxError, WarmPool
+from tasks.rollout.toolformats import FORMATS
 
 Message = dict[str, Any]
 _VERIFIER_TRIES = 3
@@ -210,7 +211,7 @@ class _Player:
         calls = [] if cut else message.get("tool_calls", [])
         errors = [CUT] if cut else [f"error: {error}" for error in message.get("call_errors", [])]
         if not calls and not errors:
-            errors = [NO_CALL]
+            errors = [FORMATS["hermes"].no_call]
         self.tool_errors += len(errors)
         for call in calls:
             arguments = json.loads(call["function"]["arguments"])
