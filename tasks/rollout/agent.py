@@ -108,10 +108,7 @@ class Agent:
         self._left -= len(completion.token_ids)
         shown = self._context.text
         text = self._context.said(completion.token_ids)
-        if self._question:
-            calls, errors = (), ()  # a summary runs nothing, whatever it says
-        else:
-            calls, errors = self._read(text, cut)
+        calls, errors = self._read(text, cut)
         self._malformed += len(errors)
         self._turns.append(self._turn(completion, text, calls, errors, shown))
         self._policy.said(text, len(completion.token_ids))
@@ -121,6 +118,8 @@ class Agent:
 
     def _read(self, text: str, cut: bool) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
         """The calls of a message, and an observation for each that is none."""
+        if self._question:  # a summary runs nothing, whatever it says
+            return (), ()
         if cut:  # not run, not even the calls it closed: more was to come
             return (), (CUT,)
         parsed = self._format.parse(text)

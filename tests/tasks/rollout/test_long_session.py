@@ -31,13 +31,13 @@ class LookingChat(Chat):
         return frozenset(range(2, 768, 6))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return f'step {sum(ids)}<tool_call>{{"name": "look", "arguments": {{"n": 30}}}}</tool_call>'
+        return f'step {sum(ids)}<tool_call>{{"name": "look", "arguments": {{"n": 50}}}}</tool_call>'
 
 
 def rollouts(
     context: ContextConfig, engine: SlotEngine, chat: Chat, make_problem: Callable[..., Problem], playground: Any
 ) -> list[Rollout]:
-    problem = make_problem(turns=60, tokens=4000).model_copy(update={"prompt": PROMPT})
+    problem = make_problem(turns=45, tokens=4000).model_copy(update={"prompt": PROMPT})
     jobs = [Job(problem, "g", index, 100 + index, 0, "run") for index in range(2)]
     return run_sessions(
         jobs, engine, chat, open_session=playground, policy_version=V, sampling=Sampling(),
