@@ -12,8 +12,8 @@ from pathlib import Path
 
 _TMP_BYTES = 64 * 2**20
 _USER = "1000"
-_INSIDE = ("_warm_worker.py", "_warm_child.py", "_warm_io.py", "_check_child.py")
-_START = "import sys; sys.path.insert(0, '/ratchet'); from tasks.rollout._warm_worker import main; main()"
+_INSIDE = ("_warm_worker.py", "_warm_watch.py", "_warm_child.py", "_warm_io.py", "_seccomp.py", "_check_child.py")
+_START = "import sys; sys.path.insert(0, {root!r}); from tasks.rollout._warm_worker import main; main()"
 
 
 class SandboxError(RuntimeError):
@@ -80,9 +80,9 @@ def sandbox_command() -> list[str]:
     return [*command, "--chdir", "/tmp", "--"]
 
 
-def python_command() -> list[str]:
+def python_command(root: str = "/ratchet") -> list[str]:
     # not -I: it would ignore PYTHONHASHSEED, which makes the order of sets the same in every sandbox
-    return [os.path.realpath(sys.executable), "-P", "-s", "-S", "-X", "utf8", "-c", _START]
+    return [os.path.realpath(sys.executable), "-P", "-s", "-S", "-X", "utf8", "-c", _START.format(root=root)]
 
 
 def remedy(name: str, message: str) -> str:
