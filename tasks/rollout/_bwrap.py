@@ -12,7 +12,10 @@ from pathlib import Path
 
 _TMP_BYTES = 64 * 2**20
 _USER = "1000"
-_INSIDE = ("_warm_worker.py", "_warm_watch.py", "_warm_child.py", "_warm_io.py", "_seccomp.py", "_check_child.py")
+_INSIDE = (
+    *("_warm_worker.py", "_warm_watch.py", "_warm_child.py", "_warm_io.py", "_seccomp.py"),
+    *("_check_child.py", "_check_plain.py", "_check_modules.py"),
+)
 _START = "import sys; sys.path.insert(0, {root!r}); from tasks.rollout._warm_worker import main; main()"
 
 

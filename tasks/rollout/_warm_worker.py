@@ -20,7 +20,7 @@ import time
 import types
 from typing import Any, NamedTuple
 
-from tasks.rollout._check_child import remember_modules
+from tasks.rollout._check_child import know_refused
 from tasks.rollout._seccomp import install
 from tasks.rollout._warm_child import AT_FORK, run_child
 from tasks.rollout._warm_io import HOME, clear, read_frame, write_files, write_frame
@@ -58,7 +58,7 @@ def main() -> None:
     _harden()
     if "--preload" in sys.argv:
         _preload()
-    remember_modules()
+    know_refused()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "ctypes", "_ctypes", "__main__")]:
         del sys.modules[name]  # an agent's module may carry such a name; a check must be seen to import ctypes
     sys.modules["__main__"] = types.ModuleType("__main__")

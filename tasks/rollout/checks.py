@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_contracts.records import Check, Limits
-from tasks.rollout._check_plan import modules_of, plan, uses
+from tasks.rollout._check_plan import imports, modules_of, plan, uses
 from tasks.rollout._check_verdict import Verdict, joined, judge, signed
 from tasks.rollout.sandbox import Ended, WarmPool
 
@@ -93,7 +93,7 @@ def _run_some(
     secret = secrets.token_bytes(32)
     plans = [plan(check.code) for check in checks]
     sent = [
-        {"uses": uses(check.code), "steps": [step.sent() for step in steps]}
+        {"uses": uses(check.code), "imports": imports(check.code), "steps": [step.sent() for step in steps]}
         for check, steps in zip(checks, plans, strict=True)
     ]
     work = {"secret": secret.hex(), "modules": modules_of(files), "checks": sent}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts.records import Check, Limits
-from tasks.rollout._check_child import encode
+from tasks.rollout._check_plain import decode, encode
 from tasks.rollout._check_plan import modules_of, plan
-from tasks.rollout._check_verdict import decode, show
+from tasks.rollout._check_verdict import show
 from tasks.rollout._parse import literal
 from tasks.rollout.checks import CheckFailure, CheckReport, run_checks
 from tasks.rollout.sandbox import WarmPool
