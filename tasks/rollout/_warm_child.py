@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from tasks.rollout._check_child import run_checks
 from tasks.rollout._warm_io import FOLDER, read_frame
+from tasks.rollout._warm_watch import ISOLATED
 
 AT_FORK: list[dict[str, Any]] = []
 """Hooks that preloaded modules have for forks: for those of the agent's code, not for the one that starts it."""
@@ -82,7 +83,7 @@ def _limits(seconds: float, memory_mb: int, base_bytes: int) -> None:
         resource.RLIMIT_FSIZE: _FILE_BYTES,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
     }
-    if _COUNTS_INSIDE:
+    if _COUNTS_INSIDE and ISOLATED:
         limits[resource.RLIMIT_NPROC] = _THREADS
     for name, value in limits.items():
         resource.setrlimit(name, (value, value))

@@ -61,7 +61,7 @@ def clear() -> None:
     _empty(HOME)
     for name in os.listxattr(HOME):
         os.removexattr(HOME, name)
-    os.chmod(HOME, 0o755)
+    os.chmod(HOME, 0o700)
     os.utime(HOME, (0, 0))
 
 

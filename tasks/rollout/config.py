@@ -20,6 +20,9 @@ class RolloutConfig(Config):
         default=4, ge=1, description="tools' results join the engine together, at every so many of its steps"
     )
     retries: int = Field(default=2, ge=0, description="times an infrastructure failure is tried again")
+    require_isolation: bool = Field(
+        default=False, description="refuse to run what the agent writes where bubblewrap does not start"
+    )
     minimum_contract_share: float = Field(
         default=0.98, ge=0, le=1, description="gate: least share of rows that the contract accepts"
     )
