@@ -47,7 +47,8 @@ ATTEMPTS = {
     "read the shadow file": Attempt("if open('/etc/shadow').read(): print('ESCAPED')", root=True),
     "read an inherited descriptor": Attempt(
         "import os\nfor fd in range(3, 256):\n"
-        "    try: found = os.pread(fd, 99, 0)\n    except OSError: continue\n    if b's3cret' in found: print('ESCAPED')"
+        "    try: found = os.pread(fd, 99, 0)\n    except OSError: continue\n"
+        "    if b's3cret' in found: print('ESCAPED')"
     ),
     "the environment": Attempt("import os\nif 'RATCHET_SECRET' in os.environ: print('ESCAPED')"),
     "the parent's environment": Attempt(
@@ -95,7 +96,8 @@ ATTEMPTS = {
         "if 'NoNewPrivs:\\t0' in open('/proc/self/status').read(): print('ESCAPED')"
     ),
     "capabilities": Attempt(
-        "s = open('/proc/self/status').read()\nif int(s.split('CapPrm:')[1].split()[0], 16): print('ESCAPED')", root=True
+        "s = open('/proc/self/status').read()\nif int(s.split('CapPrm:')[1].split()[0], 16): print('ESCAPED')",
+        root=True,
     ),
     "a device": Attempt("import os; os.mknod('x', 0o020666, os.makedev(1, 3)); print('ESCAPED')", root=True),
     "the kernel's settings": Attempt("open('/proc/sys/kernel/core_pattern', 'a'); print('ESCAPED')", root=True),
@@ -141,7 +143,9 @@ ATTEMPTS = {
         LIBC + "if libc.syscall(249, b'user', b'ratchet', 0, 0) > 0: print('ESCAPED')",
         naive=False,
     ),
-    "take the folder away": Attempt("import os; os.rename('../work', '../x'); os.symlink('/usr', '../work')", naive=False),
+    "take the folder away": Attempt(
+        "import os; os.rename('../work', '../x'); os.symlink('/usr', '../work')", naive=False
+    ),
     "close the folder": Attempt("import os; os.chmod('..', 0)", naive=False),
     "patch Python": Attempt(
         "import json; json.dumps = None\nimport builtins; builtins.print = None",
@@ -218,17 +222,18 @@ def test_the_attempt_works_without_a_sandbox(tmp_path: Path, host: dict[str, obj
 
 OVERUSES = {
     "print a gigabyte": ("for _ in range(1000): print('x' * 10**6)", "output", ""),
-    "a file of a gigabyte": ("f = open('x', 'wb')\nfor _ in range(64): f.write(b'x' * 2**24)", "exit", "File too large"),
+    "a file of a gigabyte": ("f = open('x', 'wb')\nwhile True: f.write(b'x' * 2**24)", "exit", "File too large"),
     "many files": ("import os\nfor n in range(10**6): os.mkdir(str(n))", "error", "more than 10000 files"),
     "memory": ("x = [b'x' * 2**24 for _ in range(64)]", "memory", "MemoryError"),
     "memory in files without a name": (
-        "import os\nfor n in range(64): os.write(os.memfd_create(str(n)), b'x' * 2**24)", "exit", "Operation not permitted",
+        "import os\nfor n in range(64): os.write(os.memfd_create(str(n)), b'x' * 2**24)",
+        "exit", "Operation not permitted",
     ),
     "memory in children": (
         "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * 2**25\ntime.sleep(9)", "memory", "in all processes",
     ),
     "threads": (
-        "import threading, time\nfor _ in range(10**5): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
         "", "",
     ),
     "time, deaf to SIGTERM": (
