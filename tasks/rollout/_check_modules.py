@@ -24,6 +24,7 @@ _FRAMELESS: dict[str, dict[str, Any]] = {  # honest logs and tracebacks go witho
     "logging": {"_srcfile": None},
     "traceback": {"_walk_tb_with_full_positions": lambda _: iter(())},
 }
+_LOADED = sys.modules  # an agent may put another dict in its place
 _modules: dict[str, list[tuple[str, Any, dict[str, Any], dict[str, Any]]]] = {}
 _classes: dict[str, list[tuple[type, dict[str, Any]]]] = {}
 _namespaces: set[int] = set()
@@ -35,21 +36,21 @@ def remember(uses: Iterable[str], imports: Iterable[str], own: Iterable[str]) ->
     To be called before an agent's code is on the path.
     """
     own = {name.partition(".")[0] for name in own}
-    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
-        del sys.modules[name]
+    for name in [name for name in _LOADED if name.partition(".")[0] in own]:
+        del _LOADED[name]
     for name in {name for name in imports if name.partition(".")[0] not in own}:
         try:
             import_module(name)
         except ImportError:  # the check says so itself
             continue
     for name, values in _FRAMELESS.items():
-        if name in sys.modules:
-            vars(sys.modules[name]).update(values)
-    loaded = {name: module for name, module in sys.modules.items() if type(vars(module)) is dict}
+        if name in _LOADED:
+            vars(_LOADED[name]).update(values)
+    loaded = {name: module for name, module in _LOADED.items() if type(vars(module)) is dict}
     _namespaces.update(id(vars(module)) for module in loaded.values())
     for use in {use for use in uses if use in loaded} - {"sys", "__main__"}:
         part = [name for name in loaded if name == use or name.startswith(use + ".")]
-        _modules[use] = [(name, loaded[name], vars(sys.modules[name]), dict(vars(sys.modules[name]))) for name in part]
+        _modules[use] = [(name, loaded[name], vars(_LOADED[name]), dict(vars(_LOADED[name]))) for name in part]
         values = [value for *_, kept in _modules[use] for value in kept.values()]
         _classes[use] = [(value, dict(vars(value))) for value in values if _can_be_patched(value)]
 
@@ -58,7 +59,7 @@ def restore(name: str) -> None:
     """Put back what `remember` kept of a module; the classes that it holds, too."""
     for place, module, live, kept in _modules.get(name, ()):
         live.update(kept)
-        sys.modules[place] = module
+        _LOADED[place] = module
     for owner, attributes in _classes.get(name, ()):
         live_attributes = vars(owner)
         for key, value in attributes.items():

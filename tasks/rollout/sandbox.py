@@ -2,10 +2,38 @@
 
 argv, files, limits -> a process inside a bubblewrap sandbox -> SandboxResult
 
-`run` starts a sandbox for one call (about 50 ms); `WarmPool` keeps sandboxes with a warm Python and forks one process
-per call (about 2 ms). In both, process 1 of the sandbox (`_warm_worker`) is ours and enforces the limits from a place
-the agent's code can neither signal nor trace; the code runs without capabilities, as an unprivileged user, and sees
-only /usr, the Python installation and an empty /tmp: neither the home, nor the project, nor the environment.
+`run` starts a sandbox for one call; `WarmPool` keeps sandboxes with a warm Python and a child forked ahead, which
+becomes the next call. `tests/benchmarks/sandbox.py` measures what each costs over the code's own time.
+
+Who is feared: a policy that learns whatever raises its reward. It may write any program, and does everything that the
+program's user may do. It must not reach the pipeline, the machine, another session, or the verdict on its own work.
+
+What holds it, from outside to inside:
+- Namespaces (bubblewrap): a network with nothing in it, processes, users, IPC and a host name of its own. It sees /usr,
+  the Python installation, the files of the runner, an empty /tmp of 64 MiB, and no variable of ours. All but /tmp is
+  read-only. It is an unprivileged user without capabilities, and cannot gain any or make further namespaces.
+- Process 1 of the sandbox (`_warm_worker`) is ours, and runs nothing of an agent's. Code inside can neither signal nor
+  trace nor read it. It counts time, output, processes, files and memory from there, kills all that is left after a
+  call, daemons included, and empties /tmp. It ends when its owner ends, however that ends, and the kernel ends all
+  others with it.
+- A filter of system calls (`_seccomp`) refuses what would outlast a call (shared memory, queues, keys), memory that no
+  limit counts, and the calls by which a process changes another one of its user, which process 1 is: its limits, its
+  priority, its processors. It is there on x86-64 and 64-bit ARM.
+- Limits of the process itself: address space, CPU time, 16 MiB a file, 128 descriptors, no core.
+
+A sandbox that is not as it was before a call is thrown away. The verifier has a pool of its own, so its interpreter was
+started apart and never ran a call of an agent's session; it gets the problem's own files and no others. What holds the
+verdict against code that is judged is said in `checks`.
+
+Where bubblewrap does not start, calls run in plain processes: the same limits and the same filter, which then refuses
+internet sockets as well, a private folder, no variable of ours, orphans killed. But such code has the rights of the
+user it runs as: it can read files, write wherever that user may, see and signal processes, fill the disk. A warning
+says so once, and `rollout.require_isolation = true` refuses it. Whether bubblewrap starts is found out once a process:
+a sandbox that fails later is an error, never a reason for less isolation.
+
+Not protected against: faults of the kernel (all calls of a sandbox share it: use a virtual machine where that matters),
+channels by timing or load between calls that run at the same time, a slow machine that makes honest code late, and,
+as the sandbox's user is one and the same, one process of a call hindering another of the same call.
 """
 
 from __future__ import annotations

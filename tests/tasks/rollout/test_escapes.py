@@ -83,9 +83,7 @@ ATTEMPTS = {
     "bind the parent": Attempt(
         "import os; os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0)); print('ESCAPED')"
     ),
-    "all files of the parent's": Attempt(
-        "import os; os.listdir(f'/proc/{{os.getppid()}}/fd'); print('ESCAPED')"
-    ),
+    "the parent's descriptors": Attempt("import os; os.readlink(f'/proc/{{os.getppid()}}/fd/0'); print('ESCAPED')"),
     # privileges
     "chroot": Attempt("import os; os.chroot('/'); print('ESCAPED')", root=True),
     "a namespace": Attempt(LIBC + "if libc.unshare(0x10000000) == 0: print('ESCAPED')", root=True),
