@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from data_contracts.records import Check, Limits
+from tasks.rollout._check_child import signature
 from tasks.rollout._check_plan import plan
+from tasks.rollout._check_verdict import Verdict, judge, signed
 from tasks.rollout.checks import CheckFailure, CheckReport, run_checks
 from tasks.rollout.sandbox import WarmPool
 
@@ -418,3 +420,17 @@ def test_after_a_reach_only_what_the_code_was_not_told_is_believed(pool: WarmPoo
     report = verdict(pool, source, *codes)
     assert [failure.name for failure in report.failures] == ["c1", "c2", "c3"]
     assert all("looked into the runner (gc.get_objects)" in failure.message for failure in report.failures)
+
+
+GARBAGE = (
+    *("{}", "{'error': 5}", "{'error': {'type': 1}}", "{'reach': 5}", "[]", "7", "{'error': None, 'left': 3}"),
+    *("{'error': None, 'left': [['int', 'x']]}", "{'error': None, 'left': [['nothing', 1]]}", "{1: 2}"),
+)
+
+
+@pytest.mark.parametrize("record", GARBAGE)
+def test_a_forged_record_fails_its_check_and_does_not_stop_the_judge(record: str) -> None:
+    secret = b"s" * 32
+    lines = [f"{signature(secret, number, text)} {text}" for number, text in enumerate(["{'error': None}", record])]
+    (judged,) = judge([plan(HIDDEN)], signed("\n".join(lines), secret), Verdict("cut short"))
+    assert judged.message and len(judged.message) <= 80
