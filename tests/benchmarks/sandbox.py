@@ -9,6 +9,7 @@ is the wall-clock time of the call less what the program itself measured from it
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ for number in range(2000):
     total += number * number % 7
 print(time.perf_counter() - started)
 """
+PYTHON = os.path.realpath(sys.executable)
 FILES = {"main.py": PROGRAM}
 COMMAND = ["python", "main.py"]
 LIMITS = Limits(seconds=20, memory_mb=128)
@@ -48,13 +50,13 @@ def in_process() -> float:
 def plain() -> float:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "main.py").write_text(PROGRAM)
-        command = [sys.executable, "-P", "-s", "-S", "main.py"]
+        command = [PYTHON, "-P", "-s", "-S", "main.py"]
         done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def bubblewrap() -> float:
-    command = [*sandbox_command(), sys.executable, "-P", "-s", "-S", "-c", PROGRAM]
+    command = [*sandbox_command(), PYTHON, "-P", "-s", "-S", "-c", PROGRAM]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
