@@ -24,7 +24,7 @@ from sys import _getframe
 from types import TracebackType
 from typing import Any
 
-from tasks.rollout._check_modules import is_patch_in_place, remember, restore
+from tasks.rollout._check_modules import RAW, is_patch_in_place, remember, restore
 from tasks.rollout._check_plain import compared, distance, plain
 from tasks.rollout._warm_io import FOLDER
 
@@ -32,7 +32,6 @@ _BUILTINS = dict(vars(builtins))
 globals()["__builtins__"] = _BUILTINS  # functions below keep these, whatever an agent patches
 
 _FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
-_RAW = frozenset({"ctypes", "_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters"})
 _REACHES = frozenset(
     {
         "gc.get_objects",
@@ -142,7 +141,7 @@ def _reaches(event: str, arguments: tuple[Any, ...]) -> bool:
     if event == "object.__getattr__":
         return arguments[1] in _FRAMES
     if event == "import":
-        return type(arguments[0]) is not str or arguments[0] in _RAW
+        return type(arguments[0]) is not str or arguments[0] in RAW
     if event == "open":
         return _is_process_file(arguments[0])
     return event in _REACHES

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -25,9 +26,22 @@ _FRAMELESS: dict[str, dict[str, Any]] = {  # honest logs and tracebacks go witho
     "traceback": {"_walk_tb_with_full_positions": lambda _: iter(())},
 }
 _LOADED = sys.modules  # an agent may put another dict in its place
+RAW = frozenset({"ctypes", "_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters"})
+"""Modules that reach the memory of the process: whoever imports one is to be seen doing so."""
 _modules: dict[str, list[tuple[str, Any, dict[str, Any], dict[str, Any]]]] = {}
 _classes: dict[str, list[tuple[type, dict[str, Any]]]] = {}
+_parts: dict[str, dict[str, Any]] = {}
+"""By name, a module and those below it."""
 _namespaces: set[int] = set()
+
+
+def know_loaded() -> None:
+    """Note the modules loaded so far: in process 1, as a fork would have to copy each page that this touches."""
+    for name, module in _LOADED.items():
+        if type(vars(module)) is dict:  # typing puts classes into sys.modules
+            _namespaces.add(id(vars(module)))
+            for end in (at for at in range(len(name) + 1) if name[at : at + 1] in (".", "")):
+                _parts.setdefault(name[:end], {})[name] = module
 
 
 def remember(uses: Iterable[str], imports: Iterable[str], own: Iterable[str]) -> None:
@@ -36,23 +50,29 @@ def remember(uses: Iterable[str], imports: Iterable[str], own: Iterable[str]) ->
     To be called before an agent's code is on the path.
     """
     own = {name.partition(".")[0] for name in own}
-    for name in [name for name in _LOADED if name.partition(".")[0] in own]:
-        del _LOADED[name]
-    for name in {name for name in imports if name.partition(".")[0] not in own}:
-        try:
-            import_module(name)
-        except ImportError:  # the check says so itself
-            continue
+    for top in own:
+        for name in _parts.get(top, ()):
+            _LOADED.pop(name, None)
+    _import({name for name in imports if name.partition(".")[0] not in own})
     for name, values in _FRAMELESS.items():
         if name in _LOADED:
             vars(_LOADED[name]).update(values)
-    loaded = {name: module for name, module in _LOADED.items() if type(vars(module)) is dict}
-    _namespaces.update(id(vars(module)) for module in loaded.values())
-    for use in {use for use in uses if use in loaded} - {"sys", "__main__"}:
-        part = [name for name in loaded if name == use or name.startswith(use + ".")]
-        _modules[use] = [(name, loaded[name], vars(_LOADED[name]), dict(vars(_LOADED[name]))) for name in part]
-        values = [value for *_, kept in _modules[use] for value in kept.values()]
-        _classes[use] = [(value, dict(vars(value))) for value in values if _can_be_patched(value)]
+    for use in uses:
+        if use in _parts and use not in ("sys", "__main__") and use.partition(".")[0] not in own:
+            _modules[use] = [(name, part, vars(part), dict(vars(part))) for name, part in _parts[use].items()]
+            held = {id(value): value for *_, kept in _modules[use] for value in kept.values()}
+            _classes[use] = [(value, dict(vars(value))) for value in held.values() if _can_be_patched(value)]
+
+
+def _import(names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in _LOADED]
+    for name in missing:
+        with suppress(ImportError):  # the check says so itself
+            import_module(name)
+    if missing:
+        for name in RAW:
+            _LOADED.pop(name, None)
+        know_loaded()
 
 
 def restore(name: str) -> None:

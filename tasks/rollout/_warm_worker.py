@@ -21,6 +21,7 @@ import types
 from typing import Any, NamedTuple
 
 from tasks.rollout._check_child import know_refused
+from tasks.rollout._check_modules import know_loaded
 from tasks.rollout._seccomp import install
 from tasks.rollout._warm_child import AT_FORK, run_child
 from tasks.rollout._warm_io import HOME, clear, read_frame, write_files, write_frame
@@ -63,6 +64,7 @@ def main() -> None:
         del sys.modules[name]  # an agent's module may carry such a name; a check must be seen to import ctypes
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path.pop(0)
+    know_loaded()
     gc.collect()
     gc.freeze()
     base = pages(os.getpid())

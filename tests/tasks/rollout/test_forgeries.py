@@ -373,6 +373,13 @@ def test_ctypes_is_a_reach(pool: WarmPool) -> None:
     assert message(pool, "import ctypes\n", "pass") == "pass: the code looked into the runner (import)"
 
 
+def test_ctypes_is_a_reach_where_a_check_imports_it_too(pool: WarmPool) -> None:
+    source = "import ctypes\ndef f(): return ctypes.c_int(3).value\n"
+    assert "the code looked into the runner (import)" in message(pool, source, "import ctypes")
+    report = verdict(pool, "import sys\nn = int('ctypes' in sys.modules)\n", "assert n == 0", "import ctypes")
+    assert [failure.name for failure in report.failures] == ["c1"]  # not there for the code to take unseen
+
+
 def test_ordinary_code_is_no_reach(pool: WarmPool) -> None:
     source = (
         "import collections, dataclasses, enum, logging, traceback, typing, unittest, asyncio, pathlib\n"
