@@ -225,4 +225,5 @@ class Bench:
     def _pool(self, name: str, size: int) -> WarmPool:
         from tasks.rollout.sandbox import WarmPool
 
-        return self._stack.enter_context(contextlib.closing(WarmPool(size, name)))
+        pool = WarmPool(size, name, require_isolation=self.parts.rollout.require_isolation)
+        return self._stack.enter_context(contextlib.closing(pool))

@@ -1,4 +1,4 @@
-"""The bubblewrap command of a sandbox: where bubblewrap is, what is mounted, what to do where it does not start."""
+"""The commands that start a sandbox: bubblewrap with what is mounted, or a plain process where it does not start."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from pathlib import Path
 
 _TMP_BYTES = 64 * 2**20
 _USER = "1000"
-_INSIDE = ("_warm_worker.py", "_warm_child.py", "_warm_io.py", "_check_child.py")
-_START = "import sys; sys.path.insert(0, '/ratchet'); from tasks.rollout._warm_worker import main; main()"
+_INSIDE = (
+    *("_warm_worker.py", "_warm_watch.py", "_warm_child.py", "_warm_io.py", "_seccomp.py"),
+    *("_check_child.py", "_check_plain.py", "_check_modules.py"),
+)
+_START = "import sys; sys.path.insert(0, {root!r}); from tasks.rollout._warm_worker import main; main()"
 
 
 class SandboxError(RuntimeError):
@@ -45,6 +48,16 @@ def _version(path: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups()) if found else (0, 0)
 
 
+@functools.cache
+def obstacle() -> str:
+    """Why bubblewrap does not work on this machine, "" where it does. Tried once a process."""
+    try:
+        tried = subprocess.run([*sandbox_command(), "true"], capture_output=True, text=True, check=False, timeout=60)
+    except (SandboxError, OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}"
+    return remedy(tried.stderr.strip() or f"exit code {tried.returncode}") if tried.returncode else ""
+
+
 def sandbox_command() -> list[str]:
     """The sandbox: all namespaces, no capabilities, everything read-only but /tmp.
 
@@ -67,27 +80,31 @@ def sandbox_command() -> list[str]:
         command += ["--ro-bind", str(Path(__file__).with_name(name)), f"/ratchet/tasks/rollout/{name}"]
     for folder in ("/proc", "/dev", "/"):
         command += ["--remount-ro", folder]
-    environment = {
-        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
     command.append("--clearenv")
-    for key, value in environment.items():
+    for key, value in environment("/tmp").items():
         command += ["--setenv", key, value]
     return [*command, "--chdir", "/tmp", "--"]
 
 
-def python_command() -> list[str]:
+def environment(home: str) -> dict[str, str]:
+    """All the variables that a call sees: none of ours."""
+    return {
+        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def python_command(root: str = "/ratchet") -> list[str]:
     # not -I: it would ignore PYTHONHASHSEED, which makes the order of sets the same in every sandbox
-    return [os.path.realpath(sys.executable), "-P", "-s", "-S", "-X", "utf8", "-c", _START]
+    return [os.path.realpath(sys.executable), "-P", "-s", "-S", "-X", "utf8", "-c", _START.format(root=root)]
 
 
-def remedy(name: str, message: str) -> str:
+def remedy(message: str) -> str:
     return (
-        f"the sandbox {name} did not start: {message}. It needs unprivileged user namespaces: on Debian or Ubuntu"
+        f"bubblewrap does not start: {message}. It needs unprivileged user namespaces: on Debian or Ubuntu"
         " `sysctl -w kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`, in Docker"
         " `--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined`"
     )

@@ -13,7 +13,6 @@ Standard library only.
 from __future__ import annotations
 
 import builtins
-import collections
 import operator
 import sys
 from _blake2 import blake2b
@@ -25,25 +24,14 @@ from sys import _getframe
 from types import TracebackType
 from typing import Any
 
+from tasks.rollout._check_modules import RAW, is_patch_in_place, remember, restore
+from tasks.rollout._check_plain import compared, distance, plain
 from tasks.rollout._warm_io import FOLDER
 
 _BUILTINS = dict(vars(builtins))
 globals()["__builtins__"] = _BUILTINS  # functions below keep these, whatever an agent patches
 
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "Eq": operator.eq,
-    "NotEq": operator.ne,
-    "Lt": operator.lt,
-    "LtE": operator.le,
-    "Gt": operator.gt,
-    "GtE": operator.ge,
-    "Is": operator.is_,
-    "IsNot": operator.is_not,
-    "In": lambda left, right: left in right,
-    "NotIn": lambda left, right: left not in right,
-}
 _FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
-_RAW = frozenset({"ctypes", "_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters"})
 _REACHES = frozenset(
     {
         "gc.get_objects",
@@ -63,26 +51,16 @@ _REFUSED: dict[str, type[Exception]] = {  # these do without what they reach for
     "enum:EnumType._create_": ValueError,
     "typing:_caller": ValueError,
 }
-_FRAMELESS: dict[str, dict[str, Any]] = {  # honest logs and tracebacks go without callers' lines: they need frames
-    "logging": {"_srcfile": None},
-    "traceback": {"_walk_tb_with_full_positions": lambda _: iter(())},
-}
 _OWN = globals()
 _PROC = stat("/proc").st_dev if sys.platform == "linux" else -1
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 
 Send = Callable[[dict[str, Any]], None]
 Error = dict[str, Any]
-_saved: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
 _refused: dict[int, type[Exception]] = {}
 
 
-def remember_modules() -> None:
-    """Keep what each imported module holds now, before any agent's code ran, to put it back before a check uses it."""
-    for name, module in sys.modules.items():
-        ours = name in ("sys", "__main__") or name.partition(".")[0] == "tasks"
-        if not ours and type(vars(module)) is dict:  # typing puts classes into sys.modules
-            _saved[name] = (module, vars(module), dict(vars(module)))
+def know_refused() -> None:
+    """Find the functions of `_REFUSED` in the modules imported so far, before any agent's code ran."""
     for place, error in _REFUSED.items():
         name, _, path = place.partition(":")
         if name in sys.modules:
@@ -90,19 +68,13 @@ def remember_modules() -> None:
 
 
 def run_checks(request: dict[str, Any], fd: int) -> None:
-    """Run `{"secret", "modules", "checks": [{"uses", "steps"}]}` and report on `fd`: the import, then each step.
+    """Run `{"secret", "modules", "checks": [{"uses", "imports", "steps"}]}`; report on `fd` the import, then each step.
 
     A check stops at the first step that raises, and the next one goes on.
     """
     send = _reporter(fd, bytes.fromhex(request.pop("secret")))
-    for name in {name.partition(".")[0] for name in request["modules"]}:
-        for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
-            del sys.modules[loaded]  # the problem's own module goes before a standard one of its name
-            _saved.pop(loaded, None)
-    for name, values in _FRAMELESS.items():
-        if name in _saved:
-            _saved[name][2].update(values)
-            _restore(name)
+    uses, imports = ({name for check in request["checks"] for name in check[key]} for key in ("uses", "imports"))
+    remember(uses, imports, request["modules"])
     sys.path.insert(0, FOLDER)
     sys.addaudithook(_hook(send))
     names: dict[str, Any] = {"__builtins__": dict(vars(builtins)), "__name__": "__check__"}
@@ -111,21 +83,14 @@ def run_checks(request: dict[str, Any], fd: int) -> None:
     for name in _BUILTINS:
         names.pop(name, None)  # an agent's `sorted` or `len` is not what a check means
     for check in request["checks"] if error is None else ():
-        space = names | {"__builtins__": dict(_BUILTINS), "__name__": "__check__", "_failed_": _failed}
+        space = names | _GIVEN | {"__builtins__": dict(_BUILTINS), "__name__": "__check__"}
         for step in check["steps"]:
             for name in check["uses"]:
-                _restore(name)
+                restore(name)
             record, error = _attempt(_step, step, space)
             send({"error": error} if record is None else record)
             if error is not None:
                 break
-
-
-def _restore(name: str) -> None:
-    if name in _saved:
-        module, live, kept = _saved[name]
-        live.update(kept)
-        sys.modules[name] = module
 
 
 def signature(secret: bytes, number: int, text: str) -> str:
@@ -153,7 +118,11 @@ def _hook(send: Send) -> Callable[[str, tuple[Any, ...]], None]:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal inside
-        if inside == get_ident() or not _reaches(event, arguments):
+        if inside == get_ident():
+            return
+        if is_patch_in_place(event, arguments):
+            raise TypeError("a check's own functions are not to be changed")
+        if not _reaches(event, arguments):
             return
         inside = get_ident()
         try:
@@ -172,7 +141,7 @@ def _reaches(event: str, arguments: tuple[Any, ...]) -> bool:
     if event == "object.__getattr__":
         return arguments[1] in _FRAMES
     if event == "import":
-        return type(arguments[0]) is not str or arguments[0] in _RAW
+        return type(arguments[0]) is not str or arguments[0] in RAW
     if event == "open":
         return _is_process_file(arguments[0])
     return event in _REACHES
@@ -243,52 +212,16 @@ def _step(step: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
     record: dict[str, Any] = {"error": None, "right": None, "truth": False}
     if step["right"] is not None:
         right = eval(compile(step["right"], "<check>", "eval"), space)
-        record["right"] = _plain(right)
-        record["truth"] = bool(OPERATORS[step["operator"]](left, right))
+        record["right"] = plain(right)
+        record["truth"] = bool(compared([step["operator"]], left, right))
     elif not step["hidden"]:
         record["truth"] = bool(left)
-    return record | {"left": _plain(left), "shown": _text(repr, left)}
-
-
-def _plain(value: object) -> list[Any] | None:
-    """[the encoded value], or None where it is no plain data."""
-    encoded, error = _attempt(encode, value)
-    return [encoded] if error is None else None
+    return record | {"left": plain(left), "shown": _text(repr, left)}
 
 
 def _failed(source: str, got: object) -> str:
     return f"assert {source} : got {_text(repr, got)}"
 
 
-def encode(value: Any) -> Any:
-    """Plain data as nested literals; a class's own instance only where it compares as its plain base does.
-
-    None, bool, str, bytes, finite floats and short ints stand for themselves, everything else is ["tag", content].
-    """
-    kind = type(value)
-    if value is None or kind is bool or kind is str or kind is bytes:
-        return value
-    if kind is collections.OrderedDict or kind is collections.Counter or kind.__eq__ is dict.__eq__:
-        return ["dict", [[encode(key), encode(content)] for key, content in dict.items(value)]]
-    if kind in _VIEWS or kind.__eq__ is set.__eq__ or kind.__eq__ is frozenset.__eq__:
-        return ["set", [encode(item) for item in value]]
-    return _encode_scalar(value, kind.__eq__)
-
-
-def _encode_scalar(value: Any, equal: Any) -> Any:
-    if equal is int.__eq__:
-        number = int.__index__(value)
-        return number if -(2**63) < number < 2**63 else ["int", hex(number)]
-    if equal is float.__eq__:
-        return ["float", float.__repr__(value)]
-    if equal is str.__eq__:
-        return str.__str__(value)
-    if equal is list.__eq__:
-        return ["list", [encode(item) for item in list.__iter__(value)]]
-    if equal is tuple.__eq__:
-        return ["tuple", [encode(item) for item in tuple.__iter__(value)]]
-    if equal is complex.__eq__:
-        return ["complex", complex.__repr__(value)]
-    if equal is bytearray.__eq__:
-        return bytes(value)
-    raise TypeError("no plain data")
+_GIVEN = {"_failed_": _failed, "_compared_": compared, "_distance_": distance}
+"""What `_check_plan` writes into a check's code."""

@@ -6,6 +6,7 @@ check code -> one step a top-level statement -> (sent: source or left side; kept
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import textwrap
 from dataclasses import dataclass
@@ -50,14 +51,19 @@ def plan(code: str) -> tuple[Step, ...]:
 @functools.lru_cache(maxsize=4096)
 def uses(code: str) -> tuple[str, ...]:
     """Names in a check's code that may be modules: they are put back to their own state before each of its steps."""
+    names = {node.id for node in ast.walk(parse(textwrap.dedent(code))) if isinstance(node, ast.Name)}
+    return tuple(sorted(names.union(imports(code))))
+
+
+@functools.lru_cache(maxsize=4096)
+def imports(code: str) -> tuple[str, ...]:
+    """Modules that a check's code imports."""
     found = set()
     for node in ast.walk(parse(textwrap.dedent(code))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
-        elif isinstance(node, ast.Name):
-            found.add(node.id)
     return tuple(sorted(found))
 
 
@@ -77,22 +83,43 @@ def modules_of(files: dict[str, str]) -> list[str]:
 def _step(statement: ast.stmt, code: str) -> Step:
     if not isinstance(statement, ast.Assert):
         shown = _squeezed(ast.get_source_segment(code, statement) or "")
-        return Step(shown=shown, source=ast.unparse(ast.fix_missing_locations(_Telling(code).visit(statement))))
+        return Step(shown=shown, source=_guarded(_Telling(code).visit(statement)))
     test = statement.test
     shown = _squeezed(ast.get_source_segment(code, test) or ast.unparse(test))
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return Step(shown=shown, source="", left=ast.unparse(test.operand), negated=True)
+        return Step(shown=shown, source="", left=_guarded(test.operand), negated=True)
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return Step(shown=shown, source="", left=ast.unparse(test))
+        return Step(shown=shown, source="", left=_guarded(test))
     left, operator, right = test.left, type(test.ops[0]).__name__, test.comparators[0]
     for side, other, flipped in ((left, right, False), (right, left, True)):
         try:
             expected = ast.literal_eval(other)
         except (ValueError, TypeError):
             continue
-        source = ast.unparse(side)
+        source = _guarded(side)
         return Step(shown=shown, source="", left=source, operator=operator, expected=expected, flipped=flipped)
-    return Step(shown=shown, source="", left=ast.unparse(left), operator=operator, right=ast.unparse(right))
+    return Step(shown=shown, source="", left=_guarded(left), operator=operator, right=_guarded(right))
+
+
+def _guarded(node: ast.AST) -> str:
+    return ast.unparse(ast.fix_missing_locations(_Guarding().visit(copy.deepcopy(node))))
+
+
+class _Guarding(ast.NodeTransformer):
+    """Has `_check_plain` make the comparisons, in which an agent's object may claim to equal everything."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        operators: list[ast.expr] = [ast.Constant(type(operator).__name__) for operator in node.ops]
+        values = [ast.Tuple(operators, ast.Load()), node.left, *node.comparators]
+        return ast.Call(ast.Name("_compared_", ast.Load()), values, [])
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)], []):
+                return ast.Call(ast.Name("_distance_", ast.Load()), [left, right], [])
+        return node
 
 
 class _Telling(ast.NodeTransformer):

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from tasks.rollout._check_child import run_checks
-from tasks.rollout._warm_io import FOLDER
+from tasks.rollout._warm_io import FOLDER, read_frame
+from tasks.rollout._warm_watch import ISOLATED
 
 AT_FORK: list[dict[str, Any]] = []
 """Hooks that preloaded modules have for forks: for those of the agent's code, not for the one that starts it."""
@@ -32,18 +33,23 @@ _REPORT = 3
 _SELF = (__file__, "<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 
 
-def run_child(request: dict[str, Any], ends: dict[str, int], base_bytes: int) -> NoReturn:
-    """Become the process that a request asks for; never returns. `ends`: write ends of the pipes by stream."""
+def run_child(control: int, ends: dict[str, int], base_bytes: int) -> NoReturn:
+    """Wait for a request on `control`, become the process it asks for, never return; `ends`: write ends by stream.
+
+    Whatever does not depend on the request is done before it comes.
+    """
     code = 70
     try:
         os.setsid()
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-        _descriptors(ends)
-        _limits(request["seconds"], request["memory_mb"], base_bytes)
-        os.chdir(FOLDER)
         for hooks in AT_FORK:
             os.register_at_fork(**hooks)
         _seed()
+        request = read_frame(control)
+        names = ("report",) if request["kind"] == "checks" else ("stdout", "stderr")
+        _descriptors({name: ends[name] for name in names})
+        _limits(request["seconds"], request["memory_mb"], base_bytes)
+        os.chdir(FOLDER)
         if request["kind"] == "checks":
             run_checks(request["checks"], _REPORT)
             code = 0
@@ -77,7 +83,7 @@ def _limits(seconds: float, memory_mb: int, base_bytes: int) -> None:
         resource.RLIMIT_FSIZE: _FILE_BYTES,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
     }
-    if _COUNTS_INSIDE:
+    if _COUNTS_INSIDE and ISOLATED:
         limits[resource.RLIMIT_NPROC] = _THREADS
     for name, value in limits.items():
         resource.setrlimit(name, (value, value))

@@ -9,7 +9,9 @@ import time
 from pathlib import PurePosixPath
 from typing import Any
 
-FOLDER = "/tmp/work"
+HOME = os.environ.get("TMPDIR", "/tmp")
+"""All that a call may write to. Only a plain process, which has no /tmp of its own, is given TMPDIR."""
+FOLDER = os.path.join(HOME, "work")
 """Where a call's files lie inside: always the same path, so that tracebacks are the same from run to run."""
 
 
@@ -54,12 +56,21 @@ def write_files(files: dict[str, str]) -> None:
             file.write(text.encode("utf-8", "surrogatepass"))
 
 
-def empty(folder: str) -> None:
+def clear() -> None:
+    """Bring HOME back to how it was before the call, its own marks included; raises OSError where it cannot be."""
+    _empty(HOME)
+    for name in os.listxattr(HOME):
+        os.removexattr(HOME, name)
+    os.chmod(HOME, 0o700)
+    os.utime(HOME, (0, 0))
+
+
+def _empty(folder: str) -> None:
     """Remove what a call left; folders are made readable first, links are never followed."""
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
             os.chmod(entry.path, 0o700)
-            empty(entry.path)
+            _empty(entry.path)
             os.rmdir(entry.path)
         else:
             os.unlink(entry.path)

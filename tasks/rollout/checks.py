@@ -3,11 +3,19 @@
 files, checks -> a fork in a sandbox runs their steps -> signed records -> judged out here -> CheckReport
 
 Threat model: the agent's code may do anything inside its fork: exit early, patch builtins and modules, print, replace
-descriptors, return objects that equal everything, walk frames. `assert A == <literal>` cannot be forged: the fork is
-never told the literal, only plain data is compared, and here. Other statements count when the fork says they ran to
-their end; that record is signed with a key that only a reach seen by an audit hook could find, and no such claim is
-believed after one. Not prevented: an agent's class decides about equality with its own kind (`assert f() == Point(1)`),
-and a patched class of the standard library does so for a check that uses it. A check that did not report is failed.
+descriptors, return objects that equal everything, walk frames.
+- `assert A == <literal>` cannot be forged: the fork is never told the literal, only plain data is compared, and here.
+- In any other comparison a check makes, nested ones included, an object of the agent's own is not equal to data, not
+  in it, not near it: `_check_plan` has them made by `_check_plain`.
+- What a check imports or names is imported before the agent's code, and put back before each step: modules, the
+  attributes of their classes; their functions cannot be changed in place (`_check_modules`).
+- Other statements count when the fork says they ran to their end. That record is signed with a key that only a reach
+  seen by an audit hook could find, and after a reach only literals that the fork was not told are believed.
+- A check that did not report is failed.
+
+Not prevented: an agent's class decides about its own kind (`assert f() == Point(1)`), about its own arithmetic, hash
+and truth (`assert f(1) - 3 < 1e-6`, `assert len({f(1), 3}) == 1`, `assert f()`), and about comparisons that a library
+makes for a check (`unittest`, `list.index`, `match`). `assert f(1) == 3` is the form to write checks in.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_contracts.records import Check, Limits
-from tasks.rollout._check_plan import modules_of, plan, uses
+from tasks.rollout._check_plan import imports, modules_of, plan, uses
 from tasks.rollout._check_verdict import Verdict, joined, judge, signed
 from tasks.rollout.sandbox import Ended, WarmPool
 
@@ -93,7 +101,7 @@ def _run_some(
     secret = secrets.token_bytes(32)
     plans = [plan(check.code) for check in checks]
     sent = [
-        {"uses": uses(check.code), "steps": [step.sent() for step in steps]}
+        {"uses": uses(check.code), "imports": imports(check.code), "steps": [step.sent() for step in steps]}
         for check, steps in zip(checks, plans, strict=True)
     ]
     work = {"secret": secret.hex(), "modules": modules_of(files), "checks": sent}

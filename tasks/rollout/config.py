@@ -41,6 +41,9 @@ class RolloutConfig(Config):
     )
     budget_window: int = Field(default=3, ge=1, description="iterations that budgets are learned from")
     retries: int = Field(default=2, ge=0, description="times an infrastructure failure is tried again")
+    require_isolation: bool = Field(
+        default=False, description="refuse to run what the agent writes where bubblewrap does not start"
+    )
     minimum_contract_share: float = Field(
         default=0.98, ge=0, le=1, description="gate: least share of rows that the contract accepts"
     )

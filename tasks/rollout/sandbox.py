@@ -2,28 +2,53 @@
 
 argv, files, limits -> a process inside a bubblewrap sandbox -> SandboxResult
 
-`run` starts a sandbox for one call (about 50 ms); `WarmPool` keeps sandboxes with a warm Python and forks one process
-per call (about 2 ms). In both, process 1 of the sandbox (`_warm_worker`) is ours and enforces the limits from a place
-the agent's code can neither signal nor trace; the code runs without capabilities, as an unprivileged user, and sees
-only /usr, the Python installation and an empty /tmp: neither the home, nor the project, nor the environment.
+`run` starts a sandbox for one call; `WarmPool` keeps sandboxes with a warm Python and a child forked ahead, which
+becomes the next call. `tests/benchmarks/sandbox.py` measures what each costs over the code's own time.
+
+Who is feared: a policy that learns whatever raises its reward. It may write any program, and does everything that the
+program's user may do. It must not reach the pipeline, the machine, another session, or the verdict on its own work.
+
+What holds it, from outside to inside:
+- Namespaces (bubblewrap): a network with nothing in it, processes, users, IPC and a host name of its own. It sees /usr,
+  the Python installation, the files of the runner, an empty /tmp of 64 MiB, and no variable of ours. All but /tmp is
+  read-only. It is an unprivileged user without capabilities, and cannot gain any or make further namespaces.
+- Process 1 of the sandbox (`_warm_worker`) is ours, and runs nothing of an agent's. Code inside can neither signal nor
+  trace nor read it. It counts time, output, processes, files and memory from there, kills all that is left after a
+  call, daemons included, and empties /tmp. It ends when its owner ends, however that ends, and the kernel ends all
+  others with it.
+- A filter of system calls (`_seccomp`) refuses what would outlast a call (shared memory, queues, keys), memory that no
+  limit counts, and the calls by which a process changes another one of its user, which process 1 is: its limits, its
+  priority, its processors. It is there on x86-64 and 64-bit ARM.
+- Limits of the process itself: address space, CPU time, 16 MiB a file, 128 descriptors, no core.
+
+A sandbox that is not as it was before a call is thrown away. The verifier has a pool of its own, so its interpreter was
+started apart and never ran a call of an agent's session; it gets the problem's own files and no others. What holds the
+verdict against code that is judged is said in `checks`.
+
+Where bubblewrap does not start, calls run in plain processes: the same limits and the same filter, which then refuses
+internet sockets as well, a private folder, no variable of ours, orphans killed. But such code has the rights of the
+user it runs as: it can read files, write wherever that user may, see and signal processes, fill the disk. A warning
+says so once, and `rollout.require_isolation = true` refuses it. Whether bubblewrap starts is found out once a process:
+a sandbox that fails later is an error, never a reason for less isolation.
+
+Not protected against: faults of the kernel (all calls of a sandbox share it: use a virtual machine where that matters),
+channels by timing or load between calls that run at the same time, a slow machine that makes honest code late, and,
+as the sandbox's user is one and the same, one process of a call hindering another of the same call.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
-import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from data_contracts.records import Limits
-from tasks.rollout._bwrap import SandboxError, python_command, remedy, sandbox_command
-from tasks.rollout._warm_io import read_frame, write_frame
+from tasks.rollout._bwrap import SandboxError
+from tasks.rollout._sandbox_process import Worker, WorkerDied
 
 Ended = Literal["exit", "timeout", "memory", "output", "error"]
 """How a call ended: by itself, at a limit of time, memory or output, or "error": too many processes, bad files."""
@@ -31,14 +56,6 @@ Ended = Literal["exit", "timeout", "memory", "output", "error"]
 __all__ = ["Ended", "SandboxError", "SandboxResult", "WarmPool", "run"]
 
 _LOG = logging.getLogger(__name__)
-_GRACE = 15.0
-"""Seconds a sandbox may take on top of a call's limit, to fork and to empty the folder, before it counts as dead."""
-_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
-"""One thread that lives as long as the process: --die-with-parent fires when the *thread* that started bwrap ends."""
-
-
-class _WorkerDied(Exception):
-    """A sandbox is gone or silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +69,17 @@ class SandboxResult:
     seconds: float
 
 
-def run(argv: Sequence[str], files: Mapping[str, str], limits: Limits) -> SandboxResult:
+def run(
+    argv: Sequence[str], files: Mapping[str, str], limits: Limits, *, require_isolation: bool = False
+) -> SandboxResult:
     """Run argv once, in a sandbox of its own, in a fresh folder that holds `files`; raises SandboxError.
 
     `limits.memory_mb` is address space on top of what a bare interpreter maps; `limits.seconds` is wall-clock time.
     """
-    worker = _Worker("once", preload=False)
+    worker = Worker("once", preload=False, require_isolation=require_isolation)
     try:
         return _result(worker.call(_program(argv, files, limits)))
-    except _WorkerDied as died:
+    except WorkerDied as died:
         raise SandboxError(f"the sandbox died during the call: {died}") from died
     finally:
         worker.close()
@@ -73,18 +92,18 @@ class WarmPool:
     died is replaced and its call retried once. Leave by `with` or `close()`; if the process is killed, all are gone.
     """
 
-    def __init__(self, size: int = 2, name: str = "agent") -> None:
+    def __init__(self, size: int = 2, name: str = "agent", *, require_isolation: bool = False) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least one sandbox, not {size}")
-        self.size, self.name = size, name
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self.size, self.name, self._require_isolation = size, name, require_isolation
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         self._lock = threading.Lock()
-        self._alive: set[_Worker] = set()
+        self._alive: set[Worker] = set()
         self._closed = False
         try:
             for _ in range(size):
                 self._idle.put(self._start())
-        except SandboxError:
+        except BaseException:
             self.close()
             raise
 
@@ -106,7 +125,7 @@ class WarmPool:
         for _ in range(2):
             try:
                 return self._call_once(request)
-            except _WorkerDied as died:
+            except WorkerDied as died:
                 reason = str(died)
                 if self._closed:
                     break
@@ -138,67 +157,16 @@ class WarmPool:
                 worker.close()
             self._idle.put(worker if healthy else None)
 
-    def _start(self) -> _Worker:
+    def _start(self) -> Worker:
         if self._closed:
             raise SandboxError(f"sandbox pool {self.name} is closed")
-        worker = _Worker(self.name, preload=True)
+        worker = Worker(self.name, preload=True, require_isolation=self._require_isolation)
         with self._lock:
             if not self._closed:
                 self._alive.add(worker)
                 return worker
         worker.close()
         raise SandboxError(f"sandbox pool {self.name} is closed")
-
-
-class _Worker:
-    """One sandbox with its process 1; not thread safe."""
-
-    def __init__(self, name: str, *, preload: bool) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `close`
-        command = [*sandbox_command(), *python_command(), *(["--preload"] if preload else [])]
-        self._process = _SPAWNER.submit(_spawn, command, self._log).result()
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
-        try:
-            read_frame(self._replies, _GRACE * 2)
-        except (EOFError, TimeoutError) as error:
-            self._kill()
-            message = self._said()
-            self._release()
-            raise SandboxError(remedy(name, message or str(error))) from error
-
-    def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            write_frame(self._requests, request)
-            reply = read_frame(self._replies, request["seconds"] + _GRACE)
-        except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
-            raise _WorkerDied(self._said() or str(error)) from error
-        assert isinstance(reply, dict)
-        return reply
-
-    def close(self) -> None:
-        """End it: process 1 leaves at the end of its input and the kernel ends all others with it."""
-        if self._process.stdin is None or self._process.stdin.closed:
-            return
-        self._process.stdin.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        self._release()
-
-    def _kill(self) -> None:
-        self._process.kill()  # bwrap; --die-with-parent takes process 1 along
-        self._process.wait()
-
-    def _release(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None:
-                stream.close()
-
-    def _said(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode("utf-8", "replace").strip()[-500:]
 
 
 def _program(argv: Sequence[str], files: Mapping[str, str], limits: Limits) -> dict[str, Any]:
@@ -212,11 +180,3 @@ def _result(reply: dict[str, Any]) -> SandboxResult:
     note = f"\n[{reply['note']}]" if reply["note"] else ""
     stderr = (reply["stderr"] + note).lstrip("\n")
     return SandboxResult(reply["exit_code"], reply["stdout"], stderr, reply["ended"], reply["seconds"])
-
-
-def _spawn(command: list[str], log: Any) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    try:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, bufsize=0, start_new_session=True)
-    except OSError as error:
-        raise SandboxError(f"bubblewrap could not be started: {error}; install the package bubblewrap") from error

