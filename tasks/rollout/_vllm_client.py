@@ -51,18 +51,12 @@ class VllmClient:
         """One completion. Raises ServerFault, or EngineError for a request that the server refuses."""
         return read_answer(await self._json("POST", "/v1/completions", body))
 
-    async def load(self, name: str, path: Path) -> bool:
-        """Load an adapter under a name; False when the server has one of that name, which is left as it is."""
-        try:
-            await self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path.resolve())})
-        except EngineError as error:
-            if "already been loaded" not in str(error):
-                raise
-            return False
-        return True
+    async def load(self, name: str, path: Path) -> None:
+        """Serve the adapter at `path`, as the server sees it, under a name that it does not know yet."""
+        await self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path.resolve())})
 
     async def unload(self, name: str) -> None:
-        await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, _BRIEF)
 
     async def healthy(self) -> bool:
         try:
@@ -80,9 +74,11 @@ class VllmClient:
         except ValueError as error:
             raise ServerFault(f"the vLLM server {self.url} answered {path} with what is no JSON") from error
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout: httpx.Timeout | None = None
+    ) -> httpx.Response:
         try:
-            response = await self._http.request(method, path, json=body)
+            response = await self._http.request(method, path, json=body, timeout=timeout or self._http.timeout)
         except httpx.HTTPError as error:
             raise ServerFault(f"the vLLM server {self.url} does not answer ({error!r})") from error
         if response.is_success:

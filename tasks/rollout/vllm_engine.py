@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import queue
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +34,8 @@ _POLL_SECONDS = 0.05
 class _Version:
     """A loaded policy version; `name` is its adapter's on every server, None for the base alone.
 
-    The name carries the digest: vLLM's prefix cache is keyed by it, and servers may outlive a run.
+    vLLM's prefix cache is keyed by that name, and servers may outlive a run or serve two: so it carries the digest,
+    and what tells this engine's adapters from others', whose folders may be gone (reading one again ends a server).
     """
 
     name: str | None
@@ -86,7 +88,7 @@ class VllmEngine:
         self._expected, self._digest_of, self._limit = expected, digest_of, probe_limit
         self._vocabulary = vocabulary
         self._versions: dict[str, _Version] = {}
-        self._loaded_here: set[tuple[VllmClient, str]] = set()
+        self._mine = uuid.uuid4().hex[:8]
         self._noise: dict[str, _Noise] = {}
         self._running: dict[str, _Turn] = {}
         self._done: queue.SimpleQueue[_Turn] = queue.SimpleQueue()
@@ -120,7 +122,8 @@ class VllmEngine:
             if self._versions[version].digest != digest:
                 raise ValueError(f"{version} is loaded with other weights: give new weights a new name")
             return digest
-        found = _Version(None if path is None else f"{version}-{digest[:16]}", path, digest)
+        name = None if path is None else f"{version}-{digest[:16]}-{self._mine}"
+        found = _Version(name, path, digest)
         with ExitStack() as undo:
             undo.callback(self._unload, found)
             for client in self._fleet.living:
@@ -195,14 +198,20 @@ class VllmEngine:
         raise AssertionError("a server lives that was not asked")
 
     def close(self) -> None:
-        """Give up what is under way and the connections; the servers live on. May be called twice."""
+        """Give up what is under way, take the adapters off the servers, which live on. May be called twice."""
+        for turn in self._running.values():
+            turn.future.cancel()
         self._running.clear()
+        while self._versions:
+            _, found = self._versions.popitem()
+            with suppress(EngineError):  # nobody asks for it again
+                self._unload(found)
         self._fleet.close()
 
     def _load(self, client: VllmClient, version: str, found: _Version) -> None:
         """Load a version on one server and prove it; a server that is lost meanwhile is left out."""
-        if found.name and found.adapter and self._fleet.ask(client, client.load(found.name, found.adapter)):
-            self._loaded_here.add((client, found.name))
+        if found.name and found.adapter:
+            self._fleet.ask(client, client.load(found.name, found.adapter))
         request = probe_request(version, self._vocabulary)
         answers = [self._probed(client, name, request) for name in (found.on(client), client.base_name)]
         if answers[0] is not None and answers[1] is not None:
@@ -215,11 +224,8 @@ class VllmEngine:
         return self._fleet.ask(client, client.complete(body | {"prompt_logprobs": 0}))
 
     def _unload(self, found: _Version) -> None:
-        """Take an adapter off the servers on which this engine loaded it."""
-        for client in self._fleet.living:
-            if found.name and (client, found.name) in self._loaded_here:
-                self._fleet.ask(client, client.unload(found.name))
-        self._loaded_here = {one for one in self._loaded_here if one[1] != found.name}
+        for client in self._fleet.living if found.name else ():
+            self._fleet.ask(client, client.unload(found.name))
 
     def _collect(self) -> None:
         """Take in what has ended; wait a little for the first, when there is nothing to tell yet."""

@@ -135,7 +135,7 @@ def test_the_check_names_each_bad_problem_and_admits_the_rest(tmp_path: Path) ->
     assert "4 - not JSON (Expecting ',' delimiter at column 14): write one object on one line" in text
 
 
-@pytest.mark.parametrize("command", ["run", "up", "status", "report"])
+@pytest.mark.parametrize("command", ["run", "up", "serve", "status", "report"])
 def test_every_command_explains_itself(command: str) -> None:
     done = ratchet(command, "--help")
     assert done.returncode == 0

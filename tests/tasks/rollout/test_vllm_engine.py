@@ -171,7 +171,7 @@ def test_greedy_takes_the_argmax_with_its_logprob_at_temperature_one(engine: Vll
     prompt = tokens(40)
     greedy = finish(engine, SampleRequest("greedy", OLD, prompt, 12, temperature=0.0))["greedy"]
     adapter, whole = served.home / "policies" / OLD, prompt + greedy.token_ids
-    assert worst(greedy.logprobs, served.logprobs(adapter, whole)[39:]) < 1e-5
+    assert worst(greedy.logprobs, served.logprobs(adapter, whole)[39:]) < 1e-4
     with torch.inference_mode():
         logits = trainable_policy(served.base, adapter).eval()(torch.tensor([whole])).logits[0, 39:-1]
     assert greedy.token_ids == logits.argmax(-1).tolist()
@@ -181,7 +181,7 @@ def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmE
     given = tokens(300)
     forced = {version: engine.teacher_force(version, given) for version in ("base", OLD, NEW)}
     for version, adapter in (("base", None), (OLD, served.adapter(OLD, 0.02)), (NEW, served.adapter(NEW, 0.03))):
-        assert worst(forced[version], served.logprobs(adapter, given)) < 1e-5
+        assert worst(forced[version], served.logprobs(adapter, given)) < 1e-4
     assert worst(forced["base"], forced[OLD]) > 0.1
     assert worst(forced[OLD], forced[NEW]) > 0.1
 
@@ -192,22 +192,30 @@ def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmE
     ids=["a change above the limit", "a change below it"],
 )
 def test_an_adapter_that_never_reached_the_server_does_not_serve(
-    engine: VllmEngine, served: Served, version: str, scale: float, says: str
+    served: Served, version: str, scale: float, says: str
 ) -> None:
-    """Case 18: the servers hold the untrained adapter under the name of the trained one."""
-    trained, untrained = served.adapter(version, scale), served.adapter("untrained-00000", 0.0)
-    name = f"{version}-{digest_folder(trained)[:16]}"
-    for endpoint in served.endpoints:
-        loaded = {"lora_name": name, "lora_path": str(untrained)}
-        httpx.post(f"{endpoint.url}/v1/load_lora_adapter", json=loaded, trust_env=False).raise_for_status()
-    with pytest.raises(EngineError, match=says):
-        engine.load_adapter(version, trained)
-    with pytest.raises(EngineError, match="not loaded"):
-        engine.submit(SampleRequest("s", version, [5], 1))
-    for endpoint in served.endpoints:
-        httpx.post(f"{endpoint.url}/v1/unload_lora_adapter", json={"lora_name": name}, trust_env=False)
-    assert engine.load_adapter(version, trained) == digest_folder(trained)
-    engine.drop_adapter(version)
+    """Case 18: the servers read an adapter that changes nothing, the trainer holds the trained one."""
+    trained, untrained = served.adapter(version, scale), served.adapter("policy-00000", 0.0)
+    right = trainers_logprobs(served.base)
+    with closing(
+        VllmEngine(
+            served.endpoints,
+            lambda adapter, given, temperatures: right(adapter and trained, given, temperatures),
+            lambda adapter: digest_folder(trained),
+            vocabulary=768,
+        )
+    ) as engine:
+        with pytest.raises(EngineError, match=says):
+            engine.load_adapter(version, untrained)
+        with pytest.raises(EngineError, match="not loaded"):
+            engine.submit(SampleRequest("s", version, [5], 1))
+        assert not [name for endpoint in served.endpoints for name in adapters_on(endpoint) if version in name]
+        assert engine.load_adapter(version, trained) == digest_folder(trained)
+
+
+def adapters_on(endpoint: Endpoint) -> list[str]:
+    models = httpx.get(f"{endpoint.url}/v1/models", trust_env=False).json()["data"]
+    return [model["id"] for model in models if model["parent"]]
 
 
 def test_cached_logprobs_after_a_version_change_equal_a_cold_servers(engine: VllmEngine, served: Served) -> None:
@@ -223,12 +231,12 @@ def test_cached_logprobs_after_a_version_change_equal_a_cold_servers(engine: Vll
     assert again.cached_tokens >= 256
     for version, turn in ((OLD, second), (NEW, changed), (NEW, again)):
         right = served.logprobs(served.home / "policies" / version, longer + turn.token_ids)
-        assert worst(turn.logprobs, right[len(longer) - 1 :]) < 1e-5
+        assert worst(turn.logprobs, right[len(longer) - 1 :]) < 1e-4
     for n in range(4):  # a session's fourth turn, on the server that has seen none of it
         cold = finish(engine, SampleRequest("cold", NEW, longer if n == 3 else [5 + n], 8))["cold"]
     assert cold.cached_tokens == 0
     assert cold.token_ids == again.token_ids
-    assert worst(cold.logprobs, again.logprobs) < 1e-5
+    assert worst(cold.logprobs, again.logprobs) < 1e-4
     engine.close_session("warm")
     engine.close_session("cold")
 
@@ -258,7 +266,7 @@ def test_a_stop_token_is_the_last_of_its_turn_and_the_models_own_eos_is_none(
     engine.close_session("s")
     assert (plain.finish_reason, stopped.finish_reason) == ("length", "stop")
     assert stopped.token_ids == plain.token_ids[: at + 1]
-    assert worst(stopped.logprobs, plain.logprobs[: at + 1]) < 1e-5
+    assert worst(stopped.logprobs, plain.logprobs[: at + 1]) < 1e-4
     closing_turn = Chat(served.base.tokenizer).prompt([{"role": "user", "content": "q"}])
     endless = finish(engine, SampleRequest("e", "base", closing_turn, 120, temperature=0.0))["e"]
     assert eos in endless.token_ids[:-1]
@@ -293,8 +301,7 @@ def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(
     engine.close_session("s")
     engine.drop_adapter(version)
     for endpoint in served.endpoints:
-        models = httpx.get(f"{endpoint.url}/v1/models", trust_env=False).json()["data"]
-        assert {model["id"].split("-")[-2] for model in models if model["parent"]} == {"00001", "00002"}
+        assert {name[:12] for name in adapters_on(endpoint)} == {OLD, NEW}
     assert engine.poll() == []
 
 
