@@ -203,9 +203,7 @@ class VllmEngine:
             turn.future.cancel()
         self._running.clear()
         while self._versions:
-            _, found = self._versions.popitem()
-            with suppress(EngineError):  # nobody asks for it again
-                self._unload(found)
+            self._unload(self._versions.popitem()[1])
         self._fleet.close()
 
     def _load(self, client: VllmClient, version: str, found: _Version) -> None:
@@ -224,8 +222,10 @@ class VllmEngine:
         return self._fleet.ask(client, client.complete(body | {"prompt_logprobs": 0}))
 
     def _unload(self, found: _Version) -> None:
-        for client in self._fleet.living if found.name else ():
-            self._fleet.ask(client, client.unload(found.name))
+        if found.name is not None:
+            for client in self._fleet.living:
+                with suppress(EngineError):  # not there, or there and never asked for again
+                    self._fleet.ask(client, client.unload(found.name))
 
     def _collect(self) -> None:
         """Take in what has ended; wait a little for the first, when there is nothing to tell yet."""
