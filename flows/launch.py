@@ -19,6 +19,7 @@ from flows.runs import choose_run, state_of
 from flows.services import prefect_api
 from models.policy import model_fault
 from tasks.paths import RunFolder
+from tasks.rollout.vllm_server import check_vllm
 from tasks.training.config import check_sampling
 
 DRAIN_SECONDS = 60.0
@@ -71,6 +72,11 @@ def check_given(recipe: Recipe, place: Place) -> None:
         pack = getattr(recipe.curriculum, key)
         if pack is not None:
             _check_pack(pack, f"{place('curriculum', key)}: curriculum.{key} = {pack!r}")
+    if recipe.rollout.engine == "vllm":
+        try:
+            check_vllm(recipe.rollout.vllm, recipe.training.lora_r)
+        except UserError as error:
+            raise UserError(f"{place('rollout', 'engine')}: {error}") from error
     try:
         check_sampling(recipe.training, temperature=recipe.rollout.temperature, top_p=recipe.rollout.top_p)
     except UserError as error:

@@ -11,25 +11,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
-import subprocess
 import sys
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from data_contracts.errors import UserError
 from models.mlflow_client import QUIET
+from tasks import supervision
+from tasks.supervision import HOST, Service, answers, free_port, log_end
 
-HOST = "127.0.0.1"
 START_SECONDS = 180.0
 HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
 """Where a service answers once it is up."""
-SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 
 NO_TELEMETRY = {
     **QUIET,
@@ -58,20 +56,6 @@ UNSCHEDULED = {
     )
 }  # fmt: skip
 """A run's own server records; it has nothing to schedule."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A service under its supervisor."""
-
-    name: str
-    url: str
-    log: Path
-    process: subprocess.Popen[bytes]
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -133,23 +117,11 @@ def mlflow_server(home: Path, port: int = 0) -> Iterator[Service]:
         yield service
 
 
-@contextmanager
-def supervised(name: str, url: str, command: list[str], home: Path, extra: Mapping[str, str]) -> Iterator[Service]:
-    """`command` under a supervisor that ends it, with its children, when this process is gone."""
-    log = home.resolve() / "logs" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    variables = {**os.environ, **environment(home), **extra, "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(SUPERVISOR), *command],
-            stdin=subprocess.PIPE, stdout=output, stderr=output, env=variables, start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield Service(name, url, log, process)
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()  # what the supervisor waits for
-        process.wait()
+def supervised(
+    name: str, url: str, command: list[str], home: Path, extra: Mapping[str, str]
+) -> AbstractContextManager[Service]:
+    """`command` in the environment of a home, under a supervisor that ends it when this process is gone."""
+    return supervision.supervised(name, url, command, home.resolve() / "logs", {**environment(home), **extra})
 
 
 def wait_healthy(service: Service) -> None:
@@ -158,19 +130,8 @@ def wait_healthy(service: Service) -> None:
     while not answers(service.url + HEALTH[service.name]):
         if not service.alive or time.monotonic() > deadline:
             happened = "did not start" if service.alive else f"ended with exit code {service.process.returncode}"
-            tail = "\n".join(service.log.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"the {service.name} server {happened}; the end of {service.log}:\n{tail}")
+            raise RuntimeError(f"the {service.name} server {happened}; {log_end(service.log)}")
         time.sleep(0.1)
-
-
-def answers(address: str) -> bool:
-    """Whether an address answers with success within two seconds. Proxies are not asked for loopback."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(address, timeout=2) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def running(home: Path) -> dict[str, str]:
@@ -196,11 +157,20 @@ def announced(home: Path, services: list[Service]) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-def free_port() -> int:
-    """A port that is free on loopback now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def stop_asked() -> threading.Event:
+    """An event that Ctrl-C and SIGTERM set from now on, instead of ending this process."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def stay(stop: threading.Event, services: Sequence[Service]) -> None:
+    """Wait for `stop`; raises RuntimeError with the end of its log when a service ends by itself."""
+    while not stop.wait(1.0):
+        ended = next((service for service in services if not service.alive), None)
+        if ended is not None:
+            raise RuntimeError(f"{ended.name} ended by itself; {log_end(ended.log)}")
 
 
 def port_or_free(port: int, what: str) -> int:

@@ -5,15 +5,23 @@ Prefect server + MLflow server + a process that serves post_train (form, event) 
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
-from flows.services import announced, mlflow_server, port_or_free, prefect_server, running, supervised, wait_healthy
+from flows.services import (
+    announced,
+    mlflow_server,
+    port_or_free,
+    prefect_server,
+    running,
+    stay,
+    stop_asked,
+    supervised,
+    wait_healthy,
+)
 
 
 def stay_up(home: Path, recipe: Path, prefect_port: int, mlflow_port: int) -> None:
@@ -23,9 +31,7 @@ def stay_up(home: Path, recipe: Path, prefect_port: int, mlflow_port: int) -> No
     if running(home).get("prefect"):
         console.print(f"already up for {home}: {running(home)}", highlight=False)
         return
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_asked()
     with ExitStack() as stack:
         ports = port_or_free(prefect_port, "the Prefect UI"), port_or_free(mlflow_port, "the MLflow UI")
         console.print("starting ...", highlight=False)
@@ -40,8 +46,4 @@ def stay_up(home: Path, recipe: Path, prefect_port: int, mlflow_port: int) -> No
         services = [prefect, mlflow]
         stack.enter_context(announced(home, services))
         console.print("Ctrl-C stops all of it", highlight=False)
-        while not stop.wait(1.0):
-            ended = next((service for service in (*services, serving) if not service.alive), None)
-            if ended is not None:
-                tail = "\n".join(ended.log.read_text(errors="replace").splitlines()[-15:])
-                raise RuntimeError(f"{ended.name} ended by itself; the end of {ended.log}:\n{tail}")
+        stay(stop, [*services, serving])

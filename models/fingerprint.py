@@ -65,8 +65,10 @@ def canonical_adapter_config(path: Path) -> str:
     return json.dumps(config, sort_keys=True)
 
 
-def probe_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[float]:
-    """Return log p(token i+1 | tokens 0..i) in nats at temperature 1, for i = 0 .. T-2."""
+def probe_logprobs(
+    model: PreTrainedModel, token_ids: Sequence[int], temperatures: Sequence[float] | None = None
+) -> list[float]:
+    """Return log p(token i+1 | tokens 0..i) in nats at temperatures[i] (1 if not given), for i = 0 .. T-2."""
     import torch
 
     if len(token_ids) < 2:
@@ -74,6 +76,8 @@ def probe_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[flo
     ids = torch.tensor([list(token_ids)], device=model.device)
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1].double()
+    if temperatures is not None:
+        logits = logits / torch.tensor(temperatures, device=logits.device, dtype=logits.dtype)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
     return logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
 

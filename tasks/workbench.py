@@ -28,6 +28,7 @@ from tasks.training.config import TrainingConfig
 if TYPE_CHECKING:
     from models.chat import Chat
     from models.registry import Registry
+    from tasks.rollout.engine import Engine
     from tasks.rollout.sandbox import WarmPool
     from tasks.rollout.slot_engine import SlotEngine
     from tasks.rollout.stream import Stream
@@ -95,11 +96,17 @@ class Bench:
         return context_limit(self.base.model.config)
 
     @cached_property
-    def engine(self) -> SlotEngine:
-        return self.new_engine()
+    def engine(self) -> Engine:
+        """What rollouts and evaluations are sampled by; vLLM's servers, if the recipe says so, start here."""
+        rollout = self.parts.rollout
+        if rollout.engine == "slots":
+            return self.new_engine()
+        from tasks.rollout.vllm_engine import open_vllm
+
+        return self._stack.enter_context(open_vllm(self.base, rollout.vllm, self.run.root / "logs"))
 
     def new_engine(self) -> SlotEngine:
-        """Another engine over the same base, whose names are its own."""
+        """Another engine over the same base, in this process, whose names are its own: what the gateway serves by."""
         from tasks.rollout.slot_engine import SlotEngine
 
         return SlotEngine.from_base(self.base, slots=self.parts.rollout.capacity)

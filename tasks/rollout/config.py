@@ -8,11 +8,16 @@ from pydantic import Field, field_validator
 
 from data_contracts.config import Config
 from tasks.rollout.context.config import ContextConfig
+from tasks.rollout.vllm_config import VllmConfig
 
 
 class RolloutConfig(Config):
     """How rollouts for training are sampled, how many at a time, and when their batch may train."""
 
+    engine: Literal["slots", "vllm"] = Field(
+        default="slots", description="what samples: slots, in this process; vllm, servers (`make vllm` installs it)"
+    )
+    vllm: VllmConfig = Field(default=VllmConfig(), description='the vLLM servers, for engine = "vllm"')
     rollouts_per_problem: int = Field(default=8, ge=2, description="rollouts of a problem: the size of its group")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature; the trainer scores under it too")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus of training rollouts: 1, the whole distribution")

@@ -37,7 +37,7 @@ def test_help_teaches_and_is_quick() -> None:
     done = ratchet("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0
-    for word in ("run", "up", "status", "report", "show", "problems", "starter", "quickstart.toml"):
+    for word in ("run", "up", "serve", "status", "report", "show", "problems", "starter", "quickstart.toml"):
         assert word in done.stdout
     # processor time, since the wall clock is everybody's: no torch, no Prefect
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.5
@@ -142,8 +142,22 @@ def test_the_check_names_each_bad_problem_and_admits_the_rest(tmp_path: Path) ->
     assert "4 - not JSON (Expecting ',' delimiter at column 14): write one object on one line" in text
 
 
-@pytest.mark.parametrize("command", ["run", "up", "status", "report", "show"])
+@pytest.mark.parametrize("command", ["run", "up", "serve", "status", "report", "show"])
 def test_every_command_explains_itself(command: str) -> None:
     done = ratchet(command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
+
+
+def test_serve_tells_what_is_missing_before_it_starts_anything(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('[policy]\nbase = "nowhere"\n')
+    assert mistake("serve", recipe, "--home", tmp_path) == (
+        "ratchet: policy.base = 'nowhere' is no model folder (it has no config.json): give a saved model."
+    )
+    recipe.write_text('[rollout.vllm]\nendpoints = ["http://127.0.0.1:1"]\n')
+    assert "names servers that run already" in mistake("serve", recipe, "--home", tmp_path)
+    recipe.write_text('[rollout.vllm]\nflags = ["--port=1"]\n')
+    message = mistake("serve", recipe, "--home", tmp_path)
+    assert "--port=1: leave it out, other keys of rollout.vllm decide it" in message
+    assert not (tmp_path / "logs").exists()

@@ -1,0 +1,124 @@
+"""vLLM servers of our own: started side by side, each with its log, ended when this process is gone.
+
+VllmConfig + base folder -> `python -m vllm...api_server` under a supervisor, one a server -> [Endpoint]
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from data_contracts.errors import UserError
+from tasks.rollout.engine import EngineError
+from tasks.rollout.vllm_config import VllmConfig
+from tasks.supervision import HOST, Service, answers, free_port, log_end, supervised
+
+MODULE = "vllm.entrypoints.openai.api_server"
+QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+class Endpoint(NamedTuple):
+    """A server's address; its log, where we started it."""
+
+    url: str
+    log: Path | None = None
+
+
+def require_vllm(config: VllmConfig) -> None:
+    """Servers of our own need the package: a UserError that says how to get it."""
+    if not config.endpoints and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            'rollout.engine = "vllm" needs the package vllm: give `make vllm` (CPU) or install the extra `vllm` (GPU), '
+            'name running servers in rollout.vllm.endpoints, or set rollout.engine = "slots".'
+        )
+
+
+def check_vllm(config: VllmConfig, lora_r: int) -> None:
+    """A UserError for a missing package, and for adapters of a rank that the servers would refuse."""
+    require_vllm(config)
+    if not config.endpoints and lora_r > config.max_lora_rank:
+        raise UserError(
+            f"training.lora_r = {lora_r} is above rollout.vllm.max_lora_rank = {config.max_lora_rank}, so the servers "
+            "would refuse the adapters: raise rollout.vllm.max_lora_rank."
+        )
+
+
+@contextmanager
+def vllm_servers(config: VllmConfig, base: str, logs: Path, first_port: int = 0) -> Iterator[list[Service]]:
+    """Start the servers of a recipe for the base model in folder `base`; they come up meanwhile: `wait_up`.
+
+    Server i writes to `<logs>/vllm-<i>.log` and listens on `first_port` + i, or on any free port of loopback.
+    """
+    require_vllm(config)
+    with ExitStack() as stack:
+        services = []
+        for number in range(config.servers):
+            port = first_port + number if first_port else free_port()
+            command = [sys.executable, "-m", MODULE, *arguments(config, base, port)]
+            url, variables = f"http://{HOST}:{port}", environment(config, number)
+            services.append(stack.enter_context(supervised(f"vllm-{number}", url, command, logs.resolve(), variables)))
+        yield services
+
+
+def wait_up(services: list[Service], seconds: float, stop: threading.Event | None = None) -> list[Endpoint]:
+    """Wait until all answer, or `stop` is set.
+
+    Raises EngineError with the end of its log when one ends by itself or takes too long.
+    """
+    deadline, stop = time.monotonic() + seconds, stop or threading.Event()
+    for service in services:
+        while not stop.is_set() and not answers(f"{service.url}/health"):
+            if not service.alive or time.monotonic() > deadline:
+                code = service.process.returncode
+                happened = f"was not up after {seconds:g} s" if service.alive else f"ended with exit code {code}"
+                raise EngineError(f"the server {service.name} {happened}; {log_end(service.log)}")
+            stop.wait(0.2)
+    return [Endpoint(service.url, service.log) for service in services]
+
+
+def arguments(config: VllmConfig, base: str, port: int) -> list[str]:
+    """The server's command line: log-probabilities of the distribution drawn from, adapters loaded as versions come."""
+    longest = [f"--max-model-len={config.max_model_len}"] if config.max_model_len else []
+    return [
+        f"--model={Path(base).resolve()}",
+        "--served-model-name=base",
+        f"--host={HOST}",
+        f"--port={port}",
+        f"--dtype={config.dtype}",
+        *longest,
+        "--generation-config=vllm",
+        "--logprobs-mode=processed_logprobs",
+        "--enable-prompt-tokens-details",
+        "--enable-lora",
+        f"--max-loras={config.max_loras}",
+        f"--max-lora-rank={config.max_lora_rank}",
+        "--disable-uvicorn-access-log",
+        *config.flags,
+    ]
+
+
+def environment(config: VllmConfig, number: int) -> dict[str, str]:
+    """What server `number` has in its environment beside ours: no telemetry, its share of the machine."""
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.servers)
+    devices = {"CUDA_VISIBLE_DEVICES": config.devices[number]} if config.devices else {}
+    return {
+        **QUIET,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(config.cpu_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound, two servers would share one core and leave the others idle
+        "OMP_NUM_THREADS": str(threads),
+        **devices,
+    }

@@ -1,0 +1,397 @@
+"""The vLLM engine on two real servers with the starter model: what is sampled, whose weights, and what a kill does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from data_contracts.records import Rollout, Sampling
+from data_contracts.store import read_json
+from models.chat import Chat
+from models.fingerprint import digest_folder
+from models.policy import Base, LoraSpec, adapter_state, init_adapter, load_base, trainable_policy, write_adapter
+from tasks.curriculum.generator import generate
+from tasks.paths import RunFolder
+from tasks.rollout.agent import Job
+from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
+from tasks.rollout.environments import open_session
+from tasks.rollout.journal import Journal
+from tasks.rollout.sandbox import WarmPool
+from tasks.rollout.scheduler import run_sessions
+from tasks.rollout.vllm_config import VllmConfig
+from tasks.rollout.vllm_engine import VllmEngine, trainers_logprobs
+from tasks.rollout.vllm_server import Endpoint, vllm_servers, wait_up
+from tasks.supervision import Service
+
+ROOT = Path(__file__).parents[3]
+STARTER = ROOT / "models" / "starter"
+CONFIG = VllmConfig(servers=2, max_model_len=1024, threads=1)
+OLD, NEW = "policy-00001", "policy-00002"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Two servers of the starter model, and adapters for it."""
+
+    base: Base
+    services: list[Service]
+    endpoints: list[Endpoint]
+    home: Path
+    mark: str
+    stack: ExitStack
+
+    def adapter(self, name: str, scale: float) -> Path:
+        """An adapter that moves the base by a random matrix of this scale in every layer; 0: not at all."""
+        out = self.home / "policies" / name
+        if not out.exists():
+            fresh = init_adapter(self.base, LoraSpec(r=4, alpha=8), self.home / "fresh", seed=0)
+            model = trainable_policy(self.base, fresh)
+            noise = torch.Generator().manual_seed(len(name) + int(name[-5:]))
+            with torch.no_grad():
+                for parameter in (p for n, p in model.named_parameters() if "lora_B" in n):
+                    parameter.normal_(std=scale, generator=noise) if scale else parameter.zero_()
+            write_adapter(adapter_state(model), model.peft_config["default"], out)
+        return out
+
+    def logprobs(self, adapter: Path | None, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """By the trainer's side: transformers with the adapter, in float32."""
+        return trainers_logprobs(self.base)(adapter, tokens, [temperature] * (len(tokens) - 1))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home, mark = tmp_path_factory.mktemp("vllm"), uuid.uuid4().hex
+    os.environ["RATCHET_TEST_MARK"] = mark
+    with ExitStack() as stack:
+        services = stack.enter_context(vllm_servers(CONFIG, str(STARTER), home / "logs"))
+        del os.environ["RATCHET_TEST_MARK"]
+        base = load_base(STARTER)
+        yield Served(base, services, wait_up(services, 900.0), home, mark, stack)
+
+
+@pytest.fixture(scope="module")
+def engine(served: Served) -> Iterator[VllmEngine]:
+    with closing(VllmEngine.from_base(served.base, served.endpoints, CONFIG)) as engine:
+        engine.load_adapter("base", None)
+        engine.load_adapter(OLD, served.adapter(OLD, 0.02))
+        engine.load_adapter(NEW, served.adapter(NEW, 0.03))
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WarmPool]:
+    with closing(WarmPool(2, "agent")) as pool:
+        yield pool
+
+
+def finish(engine: VllmEngine, *requests: SampleRequest) -> dict[str, Completion]:
+    """Submit, and poll until all have ended; the sessions stay open."""
+    for request in requests:
+        engine.submit(request)
+    done: dict[str, Completion] = {}
+    deadline = time.monotonic() + 120
+    while len(done) < len(requests):
+        assert time.monotonic() < deadline
+        done |= dict(engine.poll())
+    return done
+
+
+def tokens(n: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 768, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def worst(some: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
+def jobs_of(problems: int, rollouts: int, seed: int) -> list[Job]:
+    found = generate(seed, "train", "short", problems)
+    return [Job(p, p.id, i, 1000 * n + i, 0, f"run-{seed}") for n, p in enumerate(found) for i in range(rollouts)]
+
+
+def sessions(
+    engine: VllmEngine,
+    served: Served,
+    pool: WarmPool,
+    jobs: list[Job],
+    version: str,
+    temperature: float,
+    **more: object,
+) -> list[Rollout]:
+    return run_sessions(
+        jobs, engine, Chat(served.base.tokenizer), open_session=lambda problem: open_session(problem, pool),
+        policy_version=version, sampling=Sampling(temperature=temperature), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_every_sampled_token_of_whole_sessions_has_the_trainers_logprob_over_an_adapter_change(
+    engine: VllmEngine, served: Served, pool: WarmPool, temperature: float
+) -> None:
+    for version in (OLD, NEW):
+        adapter = served.home / "policies" / version
+        rollouts = sessions(engine, served, pool, jobs_of(4, 3, 5), version, temperature)
+        gaps = []
+        for rollout in rollouts:
+            trajectory = rollout.trajectory
+            assert trajectory.status in ("completed", "out_of_turns", "out_of_tokens")
+            assert {turn.policy_digest for turn in trajectory.turns} == {digest_folder(adapter)}
+            assert sum(sum(segment.loss_mask) for segment in rollout.segments) == trajectory.sampled_tokens
+            for segment in rollout.segments:
+                right = [0.0, *served.logprobs(adapter, segment.token_ids, temperature)]
+                sampled = [t for t, mask in enumerate(segment.loss_mask) if mask]
+                gaps += [abs(right[t] - segment.rollout_logprobs[t]) for t in sampled]
+        assert len(gaps) == sum(rollout.trajectory.sampled_tokens for rollout in rollouts) > 150
+        assert max(gaps) < 1e-4
+        assert any(len(rollout.trajectory.turns) > 1 for rollout in rollouts)
+
+
+def test_greedy_takes_the_argmax_with_its_logprob_at_temperature_one(engine: VllmEngine, served: Served) -> None:
+    prompt = tokens(40)
+    greedy = finish(engine, SampleRequest("greedy", OLD, prompt, 12, temperature=0.0))["greedy"]
+    adapter, whole = served.home / "policies" / OLD, prompt + greedy.token_ids
+    assert worst(greedy.logprobs, served.logprobs(adapter, whole)[39:]) < 1e-4
+    with torch.inference_mode():
+        logits = trainable_policy(served.base, adapter).eval()(torch.tensor([whole])).logits[0, 39:-1]
+    assert greedy.token_ids == logits.argmax(-1).tolist()
+
+
+def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmEngine, served: Served) -> None:
+    given = tokens(300)
+    forced = {version: engine.teacher_force(version, given) for version in ("base", OLD, NEW)}
+    for version, adapter in (("base", None), (OLD, served.adapter(OLD, 0.02)), (NEW, served.adapter(NEW, 0.03))):
+        assert worst(forced[version], served.logprobs(adapter, given)) < 1e-4
+    assert worst(forced["base"], forced[OLD]) > 0.1
+    assert worst(forced[OLD], forced[NEW]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("version", "scale", "says"),
+    [("policy-00018", 0.02, "does not serve policy-00018"), ("policy-10018", 2e-6, "the adapter did not reach it")],
+    ids=["a change above the limit", "a change below it"],
+)
+def test_an_adapter_that_never_reached_the_server_does_not_serve(
+    served: Served, version: str, scale: float, says: str
+) -> None:
+    """Case 18: the servers read an adapter that changes nothing, the trainer holds the trained one."""
+    trained, untrained = served.adapter(version, scale), served.adapter("policy-00000", 0.0)
+    right = trainers_logprobs(served.base)
+    with closing(
+        VllmEngine(
+            served.endpoints,
+            lambda adapter, given, temperatures: right(adapter and trained, given, temperatures),
+            lambda adapter: digest_folder(trained),
+            vocabulary=768,
+        )
+    ) as engine:
+        with pytest.raises(EngineError, match=says):
+            engine.load_adapter(version, untrained)
+        with pytest.raises(EngineError, match="not loaded"):
+            engine.submit(SampleRequest("s", version, [5], 1))
+        assert not [name for endpoint in served.endpoints for name in adapters_on(endpoint) if version in name]
+        assert engine.load_adapter(version, trained) == digest_folder(trained)
+
+
+def adapters_on(endpoint: Endpoint) -> list[str]:
+    models = httpx.get(f"{endpoint.url}/v1/models", trust_env=False).json()["data"]
+    return [model["id"] for model in models if model["parent"]]
+
+
+def test_cached_logprobs_after_a_version_change_equal_a_cold_servers(engine: VllmEngine, served: Served) -> None:
+    """Case 19: the prefix cache of one version is never read for another."""
+    prompt = tokens(300, seed=1)
+    first = finish(engine, SampleRequest("warm", OLD, prompt, 8))["warm"]
+    longer = prompt + first.token_ids + tokens(5)
+    second = finish(engine, SampleRequest("warm", OLD, longer, 8))["warm"]
+    changed = finish(engine, SampleRequest("warm", NEW, longer, 8))["warm"]
+    again = finish(engine, SampleRequest("warm", NEW, longer, 8))["warm"]
+    assert (first.cached_tokens, changed.cached_tokens) == (0, 0)
+    assert second.cached_tokens >= 256
+    assert again.cached_tokens >= 256
+    for version, turn in ((OLD, second), (NEW, changed), (NEW, again)):
+        right = served.logprobs(served.home / "policies" / version, longer + turn.token_ids)
+        assert worst(turn.logprobs, right[len(longer) - 1 :]) < 1e-4
+    for n in range(4):  # a session's fourth turn, on the server that has seen none of it
+        cold = finish(engine, SampleRequest("cold", NEW, longer if n == 3 else [5 + n], 8))["cold"]
+    assert cold.cached_tokens == 0
+    assert cold.token_ids == again.token_ids
+    assert worst(cold.logprobs, again.logprobs) < 1e-4
+    engine.close_session("warm")
+    engine.close_session("cold")
+
+
+def test_a_seed_decides_a_session_and_each_turn_draws_anew(engine: VllmEngine) -> None:
+    prompt = tokens(30)
+    turns = []
+    for _ in range(2):
+        turns.append([finish(engine, SampleRequest("s", OLD, prompt, 12, seed=7))["s"].token_ids for _ in range(2)])
+        engine.close_session("s")
+    assert turns[0] == turns[1]
+    assert turns[0][0] != turns[0][1]
+    other = finish(engine, SampleRequest("t", OLD, prompt, 12, seed=8))["t"]
+    engine.close_session("t")
+    assert other.token_ids != turns[0][0]
+
+
+def test_a_stop_token_is_the_last_of_its_turn_and_the_models_own_eos_is_none(
+    engine: VllmEngine, served: Served
+) -> None:
+    prompt, eos = tokens(30), served.base.model.config.eos_token_id
+    plain = finish(engine, SampleRequest("s", OLD, prompt, 24, seed=3))["s"]
+    engine.close_session("s")
+    stop = plain.token_ids[5]
+    at = plain.token_ids.index(stop)
+    stopped = finish(engine, SampleRequest("s", OLD, prompt, 24, seed=3, stop_ids=frozenset({stop})))["s"]
+    engine.close_session("s")
+    assert (plain.finish_reason, stopped.finish_reason) == ("length", "stop")
+    assert stopped.token_ids == plain.token_ids[: at + 1]
+    assert worst(stopped.logprobs, plain.logprobs[: at + 1]) < 1e-4
+    closing_turn = Chat(served.base.tokenizer).prompt([{"role": "user", "content": "q"}])
+    endless = finish(engine, SampleRequest("e", "base", closing_turn, 120, temperature=0.0))["e"]
+    assert eos in endless.token_ids[:-1]
+    assert len(endless.token_ids) == 120
+    engine.close_session("e")
+
+
+def test_the_context_ends_a_turn_and_then_refuses(engine: VllmEngine) -> None:
+    prompt = tokens(1020)
+    cut = finish(engine, SampleRequest("s", OLD, prompt, 10))["s"]
+    assert (len(cut.token_ids), cut.finish_reason) == (4, "length")
+    with pytest.raises(ContextFull, match="context of 1024"):
+        engine.submit(SampleRequest("s", OLD, prompt + cut.token_ids, 10))
+    with pytest.raises(ContextFull):
+        engine.teacher_force(OLD, prompt + cut.token_ids)
+    engine.close_session("s")
+
+
+def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(
+    engine: VllmEngine, served: Served
+) -> None:
+    version = "policy-00030"
+    digest = engine.load_adapter(version, served.adapter(version, 0.02))
+    assert engine.load_adapter(version, served.adapter(version, 0.02)) == digest
+    with pytest.raises(ValueError, match="give new weights a new name"):
+        engine.load_adapter(version, served.adapter(OLD, 0.02))
+    engine.submit(SampleRequest("s", version, tokens(20), 900))
+    with pytest.raises(EngineError, match="under way"):
+        engine.drop_adapter(version)
+    with pytest.raises(ValueError, match="under way"):
+        engine.submit(SampleRequest("s", version, [5], 1))
+    engine.close_session("s")
+    engine.drop_adapter(version)
+    for endpoint in served.endpoints:
+        assert {name[:12] for name in adapters_on(endpoint)} == {OLD, NEW}
+    assert engine.poll() == []
+
+
+def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
+    """`ratchet run` from problems to release, sampled by a server that runs already."""
+    changes = {
+        "iterations": 2, "rollout.engine": "vllm", "rollout.vllm.endpoints": json.dumps([served.endpoints[0].url]),
+        "curriculum.train_problems": "{ short = 16 }", "curriculum.problems_per_iteration": 4,
+        "evaluation.problems": "{ short = 12 }", "canary.max_sessions": 12,
+    }  # fmt: skip
+    given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    recipe = ROOT / "infra" / "recipes" / "smoke.toml"
+    command = [sys.executable, "-m", "flows.cli", "run", str(recipe), "--home", str(tmp_path), *given]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (written,) = tmp_path.glob("smoke-*/recipe.json")
+    run = RunFolder(written.parent)
+    summary = json.loads(run.summary.read_text())
+    assert (summary["iterations"], summary["rollouts"]["training"]) == (2, 2 * 4 * 4)
+    gates = [gate for gate in summary["gates"] if gate["name"].startswith("rollout")]
+    assert len(gates) >= 4
+    assert {gate["verdict"] for gate in gates} == {"PASS"}
+    for number in range(2):
+        assert 0 < read_json(run.iteration(number).metrics)["mismatch.max_abs_diff"] < 1e-4
+
+
+class Watched(VllmEngine):
+    """The engine, noting the sessions of failed turns."""
+
+    lost: tuple[str, ...] = ()
+    why = ""
+
+    def poll(self) -> list[tuple[str, Completion]]:
+        try:
+            return super().poll()
+        except EngineError as error:
+            self.lost, self.why = (*self.lost, *error.sessions), str(error)
+            raise
+
+
+def kill(service: Service) -> None:
+    """SIGKILL for the server itself; its supervisor and its engine's process are left to see to that."""
+    pid = service.process.pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+
+
+def alive(mark: str) -> list[str]:
+    """Command lines of living processes with the mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes() and (folder / "stat").read_text().split()[2] != "Z":
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def test_a_server_killed_in_mid_batch_loses_nothing_and_the_last_one_fails_everything(
+    served: Served, pool: WarmPool, tmp_path: Path
+) -> None:
+    first, second = served.services
+    with closing(Watched.from_base(served.base, served.endpoints, CONFIG)) as engine:
+        engine.load_adapter(OLD, served.adapter(OLD, 0.02))
+        jobs, done = jobs_of(6, 6, 6), []
+
+        def on_done(rollout: Rollout) -> None:
+            done.append(rollout.trajectory.id)
+            if len(done) == 6:
+                kill(second)
+
+        journal = Journal(tmp_path / "journal.jsonl")
+        rollouts = sessions(engine, served, pool, jobs, OLD, 1.0, journal=journal, on_done=on_done)
+        assert [rollout.trajectory.id for rollout in rollouts] == [job.trajectory_id for job in jobs]
+        assert {rollout.trajectory.status for rollout in rollouts} <= {"completed", "out_of_turns", "out_of_tokens"}
+        assert sorted(done) == sorted(job.trajectory_id for job in jobs)
+        assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == len(jobs)
+        assert len(set(engine.lost)) == len(engine.lost) > 0
+        assert f"the vLLM server {second.url} is lost" in engine.why
+        assert f"the end of {second.log}" in engine.why
+        assert second.process.wait(30) is not None
+        assert engine.load_adapter(NEW, served.adapter(NEW, 0.03)) == digest_folder(served.adapter(NEW, 0.03))
+        kill(first)
+        assert first.process.wait(30) is not None
+        ended = sessions(engine, served, pool, jobs_of(2, 2, 7), NEW, 1.0)
+        assert {rollout.trajectory.status for rollout in ended} == {"engine_error"}
+        assert all(math.isfinite(rollout.trajectory.seconds) and not rollout.segments for rollout in ended)
+        with pytest.raises(EngineError, match=f"(?s)no vLLM server is left; .*the end of {first.log}") as caught:
+            engine.submit(SampleRequest("s", NEW, [5], 1))
+        assert caught.value.sessions == ("s",)
+    served.stack.close()
+    assert alive(served.mark) == []
