@@ -30,7 +30,10 @@ class RolloutConfig(Config):
     capacity: int = Field(default=128, ge=1, description="sessions in flight, and slots of the in-process engine")
     tool_workers: int = Field(default=2, ge=1, description="tool calls running at the same time")
     tool_latency_polls: int = Field(
-        default=4, ge=1, description="tools' results join the engine together, at every so many of its steps"
+        default=4,
+        ge=0,
+        description="tools' results join the engine together, at every so many of its steps, so that runs repeat to "
+        "the bit; 0: each when it is there, quicker with slow tools. With vLLM, whose batches the clock decides, always 0",
     )
     max_staleness: int = Field(
         default=0,
@@ -61,6 +64,11 @@ class RolloutConfig(Config):
     maximum_token_mismatch: float = Field(
         default=0.05, gt=0, description="gate: largest |trainer - rollout| log-probability of any token, nats"
     )
+
+    @property
+    def joins_when_ready(self) -> bool:
+        """Whether a tool's result joins when it is there, not at a step that the jobs alone decide."""
+        return self.engine == "vllm" or self.tool_latency_polls == 0
 
     @field_validator("top_p")
     @classmethod

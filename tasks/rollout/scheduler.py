@@ -5,14 +5,15 @@ jobs -> Agent in the engine -> calls in a thread pool -> back into the engine ->
 Time here is counted in polls of the engine. What tools returned joins the engine at every `tool_latency_polls`-th poll:
 not sooner if they were quicker, and the engine waits if they were slower. So the batches that the engine computes,
 hence every bit of the result, depend on the jobs alone, and turns that join together are one prefill. When nothing is
-being sampled, all pending tools are waited for and join at once, in the jobs' order.
+being sampled, all pending tools are waited for and join at once, in the jobs' order. With slow tools that waiting costs
+more than the model: `tool_latency_polls = 0` lets each result join when it is there, and the clock decides the batches.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -196,9 +197,8 @@ class Scheduler:
             self._sample(flight)
 
     def _join(self) -> None:
-        """Bring back the turns whose tools are due; all of them, when there is nothing else to sample."""
-        everyone = not self._sampling
-        due = [pending for pending in self._pending if everyone or pending.due <= self._polls]
+        """Bring back the turns whose tools are due."""
+        due = self._due()
         self._pending = [pending for pending in self._pending if pending not in due]
         for pending in sorted(due, key=lambda pending: pending.flight.place):
             flight = pending.flight
@@ -211,6 +211,14 @@ class Scheduler:
             else:
                 flight.agent.take_results(results, seconds)
                 self._go_on(flight)
+
+    def _due(self) -> list[_Pending]:
+        """By the count of polls, all of them when there is nothing else to sample; or those that are there."""
+        if not self._config.joins_when_ready:
+            return [pending for pending in self._pending if not self._sampling or pending.due <= self._polls]
+        if not self._sampling:
+            wait([pending.future for pending in self._pending], return_when=FIRST_COMPLETED)
+        return [pending for pending in self._pending if pending.future.done()]
 
     def _poll(self) -> None:
         try:
@@ -229,7 +237,8 @@ class Scheduler:
         calls = agent.take_completion(completion)
         if calls:
             future = self._tools.submit(run_calls, agent.session, calls)
-            self._pending.append(_Pending(flight, self._polls + latency - self._polls % latency, future))
+            due = self._polls + latency - self._polls % latency if latency else self._polls
+            self._pending.append(_Pending(flight, due, future))
             return
         if agent.status is None:
             agent.take_results([])

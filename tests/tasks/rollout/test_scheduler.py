@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,34 @@ def test_the_tools_timing_changes_nothing(
     assert {r.trajectory.status for r in plain} >= {"completed", "out_of_turns"}
     assert len({len(r.trajectory.turns) for r in plain}) > 2
     assert sum(r.trajectory.tool_errors for r in plain) > 0
+
+
+def test_results_that_join_when_they_are_there_wait_for_no_slower_tool(
+    jobs: list[Job], make_engine: MakeEngine, coded: CodedChat, playground: Any
+) -> None:
+    """The first job's tools wait until every other session has ended: joining in lockstep would never end."""
+    ended, others = threading.Event(), len(jobs) - 1
+
+    def session(problem: Problem) -> Any:
+        opened = playground(problem)
+        if len(heard) == 0 and not started:
+            started.append(problem.id)
+            call = opened.call
+            opened.call = lambda given: (ended.wait(60), call(given))[1]
+        return opened
+
+    started: list[str] = []
+    heard: list[str] = []
+
+    def on_done(rollout: Rollout) -> None:
+        heard.append(rollout.trajectory.id)
+        if len(heard) == others:
+            ended.set()
+
+    rollouts = go(jobs, make_engine(), coded, session, tool_latency_polls=0, tool_workers=2, on_done=on_done)
+    assert heard[-1] == jobs[0].trajectory_id
+    plain = go(jobs, make_engine(), coded, playground)
+    assert [r.segments[0].token_ids for r in rollouts] == [r.segments[0].token_ids for r in plain]
 
 
 def test_logprobs_of_whole_rollouts_equal_a_teacher_forced_forward_at_every_sampled_position(
