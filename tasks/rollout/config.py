@@ -33,7 +33,7 @@ class RolloutConfig(Config):
         default=4,
         ge=0,
         description="tools' results join the engine together, at every so many of its steps, so that runs repeat to "
-        "the bit; 0: each when it is there, quicker with slow tools; always so with vLLM, where the clock decides batches",
+        "the bit; 0: each when it is there, quicker with slow tools; with vLLM always so",
     )
     max_staleness: int = Field(
         default=0,
