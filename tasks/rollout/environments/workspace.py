@@ -80,4 +80,6 @@ def _judged(problem: Problem, check: Check, work: Mapping[str, str], pool: Any) 
     if message := why_failed(result):
         return result.ended, message
     control: SandboxResult = pool.run(check.command, {**files, **problem.control}, problem.limits)
-    return "exit", "" if why_failed(control) else _CONTROL
+    if control.ended != "exit":  # cut short, it shows nothing: a forgery would have been cut as well
+        return control.ended, f"under its control it is {why_failed(control)}"
+    return "exit", "" if control.exit_code else _CONTROL

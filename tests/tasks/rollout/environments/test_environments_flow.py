@@ -38,7 +38,7 @@ PROJECT = Problem(
     hidden_files={"check.py": "from main import add\nassert add(1) == 3\n"},
     control={"check.py": "from main import add\nassert add(1) == 4\n"},
     solution={"main.py": "from step import STEP\n\ndef add(x):\n    return x + STEP\n"},
-    limits=Limits(turns=5, tokens=150),
+    limits=Limits(turns=5, tokens=150, seconds=20.0),
 )
 MODULE = Problem(
     id="module",

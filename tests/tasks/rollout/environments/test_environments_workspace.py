@@ -44,7 +44,7 @@ def problem(**changes: Any) -> Problem:
         "control": {"tests/test_control.py": CONTROL},
         "protected": ("tests",),
         "solution": {"shop/prices.py": FIX},
-        "limits": Limits(seconds=2.0),
+        "limits": Limits(seconds=20.0),
     }
     return Problem(**(fields | changes))
 
@@ -201,6 +201,13 @@ def test_without_its_control_an_exit_code_would_be_believed(pool: WarmPool) -> N
         "hard exit on import", "exit at the end", "print a verdict and leave", "assertions that pass",
         "results that pass", "a loader that finds nothing", "a package of tests that leaves", "a fork that answers",
     ]  # fmt: skip
+
+
+def test_a_control_that_is_cut_short_shows_nothing(pool: WarmPool) -> None:
+    hanging = problem(control={"tests/test_control.py": "while True:\n    pass\n"}, limits=Limits(seconds=3.0))
+    work = {**PROBLEM.files, "shop/prices.py": FIX}
+    assert WORKSPACE.verify(hanging, work, pool) == Verified(0.0, 0, 1)
+    assert "under its control it is ended by timeout" in WORKSPACE.trial(hanging, work, pool).failures[0].message
 
 
 def test_several_commands_give_a_share(pool: WarmPool) -> None:
