@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.chat import Chat
@@ -199,6 +199,7 @@ def test_a_response_is_as_long_as_its_mask_says() -> None:
 TURNS = st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 5)), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(TURNS)
 def test_what_is_trained_is_what_was_sampled_whatever_the_turns(turns: list[tuple[int, bool, int]]) -> None:
     writer, context, sampled = SegmentWriter(), [], []

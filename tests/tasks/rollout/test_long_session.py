@@ -37,7 +37,7 @@ class LookingChat(Chat):
 def rollouts(
     context: ContextConfig, engine: SlotEngine, chat: Chat, make_problem: Callable[..., Problem], playground: Any
 ) -> list[Rollout]:
-    problem = make_problem(turns=45, tokens=4000).model_copy(update={"prompt": PROMPT})
+    problem = make_problem(turns=40, tokens=4000).model_copy(update={"prompt": PROMPT})
     jobs = [Job(problem, "g", index, 100 + index, 0, "run") for index in range(2)]
     return run_sessions(
         jobs, engine, chat, open_session=playground, policy_version=V, sampling=Sampling(),
