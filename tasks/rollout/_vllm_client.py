@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from tasks.rollout._vllm_wire import Answer, base_model, read_answer
-from tasks.rollout.engine import EngineError
+from tasks.rollout._vllm_wire import Answer, base_model, read_answer, read_pressure
+from tasks.rollout.engine import EngineError, Pressure
 
 T = TypeVar("T")
 _KEEPALIVE_SECONDS = 2.0
@@ -63,6 +63,10 @@ class VllmClient:
             return (await self._http.get("/health", timeout=_BRIEF)).status_code == 200
         except httpx.HTTPError:
             return False
+
+    async def pressure(self) -> Pressure | None:
+        """How full the KV-cache is; None where the server does not say."""
+        return read_pressure((await self._ask("GET", "/metrics", timeout=_BRIEF)).text)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -5,6 +5,8 @@ Fleet -> VllmClient a server, Placement of sessions over them;  a server that fa
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -12,11 +14,12 @@ from typing import TypeVar
 
 from tasks.rollout._vllm_client import LoopThread, ServerFault, VllmClient
 from tasks.rollout._vllm_placement import Placement
-from tasks.rollout.engine import EngineError
+from tasks.rollout.engine import EngineError, Pressure
 from tasks.rollout.vllm_server import Endpoint
 from tasks.supervision import log_end
 
 T = TypeVar("T")
+_READING_SECONDS = 1.0
 
 
 class ServerLost(ServerFault):
@@ -29,6 +32,8 @@ class Fleet:
     def __init__(self, endpoints: Sequence[Endpoint], turn_seconds: float) -> None:
         self._why_lost = "none was given"
         self._loop = LoopThread("vllm-engine")
+        self._reading: Future[Pressure | None] | None = None
+        self._next_reading = 0.0
         self._clients = [VllmClient(endpoint.url, endpoint.log, turn_seconds) for endpoint in endpoints]
         self.placement = Placement(self._clients)
         with ExitStack() as undo:
@@ -56,6 +61,18 @@ class Fleet:
             self.lose(client, error)
             return None
 
+    def pressure(self) -> Pressure | None:
+        """The fullest cache and all preemptions, a new reading every second, each once; asks without waiting."""
+        if self._reading is None:
+            if time.monotonic() >= self._next_reading:
+                self._next_reading = time.monotonic() + _READING_SECONDS
+                self._reading = self._loop.start(_pressure(self.living))
+            return None
+        if not self._reading.done():
+            return None
+        found, self._reading = self._reading.result(), None
+        return found
+
     def lose(self, client: VllmClient, error: ServerLost) -> None:
         self.placement.lose(client)
         self._why_lost = str(error)
@@ -73,6 +90,16 @@ class Fleet:
         for client in self._clients:
             self._loop.run(client.close())
         self._loop.close()
+
+
+async def _pressure(clients: Sequence[VllmClient]) -> Pressure | None:
+    """Of the servers that answer; one that does not is found out by its turns."""
+    answers = await asyncio.gather(*(client.pressure() for client in clients), return_exceptions=True)
+    faults = [answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, EngineError)]
+    if faults:
+        raise faults[0]
+    read = [answer for answer in answers if isinstance(answer, Pressure)]
+    return Pressure(max(p.kv_use for p in read), sum(p.preemptions for p in read)) if read else None
 
 
 async def _or_lost(client: VllmClient, work: Awaitable[T]) -> T:

@@ -1,6 +1,6 @@
 """What goes to a vLLM server and what comes back, as plain values; no network.
 
-SampleRequest -> body of POST /v1/completions;  its JSON answer -> Answer
+SampleRequest -> body of POST /v1/completions;  its JSON answer -> Answer;  GET /metrics -> Pressure
 
 Every sampling parameter is sent, so that no default of a server or of a model's generation_config.json decides one.
 """
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.rollout.engine import EngineError, SampleRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tasks.rollout.engine import EngineError, Pressure, SampleRequest
 
 CLAMPED = -9999.0
 """What vLLM writes for a log-probability of minus infinity."""
@@ -92,6 +94,19 @@ def base_model(payload: Any) -> tuple[str, int]:
         return str(base["id"]), int(base["max_model_len"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"a vLLM server does not say its one base model and its context: {_cut(payload)}") from error
+
+
+def read_pressure(text: str) -> Pressure | None:
+    """The KV-cache of a server, all its engines together, from GET /metrics; None where the gauge is not there."""
+    uses: list[float] = []
+    preemptions = 0.0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "vllm:kv_cache_usage_perc":
+                uses.append(sample.value)
+            elif sample.name == "vllm:num_preemptions_total":
+                preemptions += sample.value
+    return Pressure(max(uses), int(preemptions)) if uses else None
 
 
 def _finite(value: Any) -> float:

@@ -60,6 +60,14 @@ class Completion:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How full the engine's KV-cache is (0 to 1, of several servers the fullest), and its preemptions so far."""
+
+    kv_use: float
+    preemptions: int
+
+
 class Engine(Protocol):
     """Samples for several policy versions at once. A version's name stands for its weights and is never reused."""
 
@@ -79,6 +87,10 @@ class Engine(Protocol):
 
     def close_session(self, session: str) -> None:
         """Forget a session, also one with a request under way; an unknown one is no error."""
+        ...
+
+    def pressure(self) -> Pressure | None:
+        """A new reading of the KV-cache, each once; None where there is none."""
         ...
 
     def teacher_force(self, version: str, token_ids: Sequence[int]) -> list[float]:

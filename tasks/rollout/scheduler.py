@@ -23,6 +23,7 @@ from tasks.rollout.agent import Agent, ChatLike, Job, run_calls
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Completion, ContextFull, Engine, EngineError
 from tasks.rollout.environments.base import Session, ToolResult
+from tasks.rollout.in_flight import InFlight
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
 
@@ -145,6 +146,7 @@ class Scheduler:
         self._pending: list[_Pending] = []
         self._ended: list[Ended] = []
         self._polls = self._places = 0
+        self._in_flight = InFlight(config.capacity)
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +192,8 @@ class Scheduler:
         return ended
 
     def _admit(self) -> None:
-        while self._waiting and len(self._flights) < self._config.capacity:
+        self._in_flight.hear(self._engine.pressure(), len(self._flights))
+        while self._waiting and len(self._flights) < self._in_flight.limit:
             place, job, attempt = self._waiting.popleft()
             agent = self._start(job, f"{job.trajectory_id}#{attempt}", self._version)
             flight = self._flights[agent.name] = _Flight(place, job, attempt, agent)

@@ -88,6 +88,9 @@ class SlotEngine:
         for pool in self._pools.values():
             pool.close(session)
 
+    def pressure(self) -> None:
+        """None: the cache grows with its slots, and nothing is ever preempted."""
+
     def teacher_force(self, version: str, token_ids: Sequence[int]) -> list[float]:
         """By a plain forward over the whole sequence: no slots, no cache, transformers' own attention."""
         self._pool(version)

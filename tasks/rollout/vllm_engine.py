@@ -20,7 +20,7 @@ from tasks.rollout import _vllm_wire as wire
 from tasks.rollout._vllm_client import VllmClient
 from tasks.rollout._vllm_fleet import Fleet, ServerLost
 from tasks.rollout._vllm_proof import Expected, probe_request, prove
-from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
+from tasks.rollout.engine import Completion, ContextFull, EngineError, Pressure, SampleRequest
 from tasks.rollout.vllm_config import VllmConfig
 from tasks.rollout.vllm_server import Endpoint, vllm_servers, wait_up
 
@@ -196,6 +196,10 @@ class VllmEngine:
                 return answer.prompt_logprobs
         self._fleet.require_living()
         raise AssertionError("a server lives that was not asked")
+
+    def pressure(self) -> Pressure | None:
+        """The servers' KV-caches, about once a second."""
+        return self._fleet.pressure()
 
     def close(self) -> None:
         """Give up what is under way, take the adapters off the servers, which live on. May be called twice."""

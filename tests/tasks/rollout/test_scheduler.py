@@ -14,7 +14,7 @@ from data_contracts.records import Problem, Rollout, Sampling
 from models.chat import Chat
 from tasks.rollout.agent import Job
 from tasks.rollout.config import RolloutConfig
-from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
+from tasks.rollout.engine import Completion, ContextFull, EngineError, Pressure, SampleRequest
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
 from tasks.rollout.scheduler import run_sessions
@@ -260,6 +260,39 @@ def test_an_engine_failure_retries_what_it_held_and_loses_nothing(
     assert {r.trajectory.status for r in lost} == {"engine_error"}
     assert {r.trajectory.detail for r in lost} == {"engine hiccup"}
     assert all(r.segments == () and r.trajectory.outcome is None for r in lost)
+
+
+class Full:
+    """The real engine, with a KV-cache that is nearly full all the time; counts the sessions it holds at once."""
+
+    def __init__(self, engine: SlotEngine) -> None:
+        self._engine, self._held, self.most = engine, set[str](), list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def pressure(self) -> Pressure:
+        self.most.append(len(self._held))
+        return Pressure(0.95, 0)
+
+    def submit(self, request: SampleRequest) -> None:
+        self._held.add(request.session)
+        self._engine.submit(request)
+
+    def close_session(self, session: str) -> None:
+        self._held.discard(session)
+        self._engine.close_session(session)
+
+
+def test_sessions_in_flight_follow_the_kv_cache_and_all_are_made(
+    jobs: list[Job], make_engine: MakeEngine, coded: CodedChat, playground: Any
+) -> None:
+    engine = Full(make_engine())
+    rollouts = go(jobs, engine, coded, playground, capacity=6)
+    assert max(engine.most) == 6 and set(engine.most[-8:]) <= {0, 1}
+    assert [r.segments[0].token_ids for r in rollouts] == [
+        r.segments[0].token_ids for r in go(jobs, make_engine(), coded, playground)
+    ]
 
 
 def test_a_full_context_ends_the_rollout_as_out_of_tokens(

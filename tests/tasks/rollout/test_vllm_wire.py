@@ -13,8 +13,16 @@ from pydantic import ValidationError
 from data_contracts.errors import UserError
 from tasks.rollout._vllm_placement import Placement
 from tasks.rollout._vllm_proof import probe_request, prove
-from tasks.rollout._vllm_wire import Answer, base_model, read_answer, sampling_body, scoring_body, turn_seed
-from tasks.rollout.engine import EngineError, SampleRequest
+from tasks.rollout._vllm_wire import (
+    Answer,
+    base_model,
+    read_answer,
+    read_pressure,
+    sampling_body,
+    scoring_body,
+    turn_seed,
+)
+from tasks.rollout.engine import EngineError, Pressure, SampleRequest
 from tasks.rollout.vllm_config import VllmConfig
 from tasks.rollout.vllm_server import arguments, check_vllm, environment, wait_up
 from tasks.supervision import supervised
@@ -202,3 +210,19 @@ def test_a_server_that_does_not_come_up_is_explained_by_the_end_of_its_log(tmp_p
         pytest.raises(EngineError, match=r"vllm-1 was not up after 0\.3 s"),
     ):
         wait_up([service], 0.3)
+
+
+METRICS = """# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+# HELP vllm:num_preemptions_total Cumulative number of preemption from the engine.
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
+vllm:num_preemptions_total{engine="1",model_name="m"} 3.0
+"""
+
+
+def test_pressure_is_the_fullest_cache_and_all_preemptions() -> None:
+    assert read_pressure(METRICS) == Pressure(0.75, 5)
+    assert read_pressure("") is None
