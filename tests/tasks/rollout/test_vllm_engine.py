@@ -267,10 +267,11 @@ def test_a_stop_token_is_the_last_of_its_turn_and_the_models_own_eos_is_none(
     assert (plain.finish_reason, stopped.finish_reason) == ("length", "stop")
     assert stopped.token_ids == plain.token_ids[: at + 1]
     assert worst(stopped.logprobs, plain.logprobs[: at + 1]) < 1e-4
-    closing_turn = Chat(served.base.tokenizer).prompt([{"role": "user", "content": "q"}])
-    endless = finish(engine, SampleRequest("e", "base", closing_turn, 120, temperature=0.0))["e"]
+    session = open_session(generate(5, "train", "short", 1)[0], pool)
+    task = Chat(served.base.tokenizer).prompt(session.messages(), session.tools())
+    endless = finish(engine, SampleRequest("e", "base", task, 30, temperature=0.0))["e"]
     assert eos in endless.token_ids[:-1]
-    assert len(endless.token_ids) == 120
+    assert len(endless.token_ids) == 30
     engine.close_session("e")
 
 
@@ -310,7 +311,7 @@ def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
     changes = {
         "iterations": 2, "rollout.engine": "vllm", "rollout.vllm.endpoints": json.dumps([served.endpoints[0].url]),
         "curriculum.train_problems": "{ short = 16 }", "curriculum.problems_per_iteration": 4,
-        "evaluation.problems": "{ short = 12 }", "canary.max_sessions": 12,
+        "evaluation.problems": "{ short = 12 }",
     }  # fmt: skip
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     recipe = ROOT / "infra" / "recipes" / "smoke.toml"
