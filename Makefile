@@ -25,7 +25,7 @@ vllm: $(VENV)/.installed-vllm ## add the CPU build of vLLM, for rollout.engine =
 
 test: $(VENV)/.installed-dev ## style, types, import rules, tests
 	$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev ## style, types, import rules
 	$(BIN)/ruff check .
