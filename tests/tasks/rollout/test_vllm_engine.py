@@ -311,7 +311,7 @@ def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
     changes = {
         "iterations": 2, "rollout.engine": "vllm", "rollout.vllm.endpoints": json.dumps([served.endpoints[0].url]),
         "curriculum.train_problems": "{ short = 16 }", "curriculum.problems_per_iteration": 4,
-        "evaluation.problems": "{ short = 12 }",
+        "evaluation.problems": "{ short = 24 }",
     }  # fmt: skip
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     recipe = ROOT / "infra" / "recipes" / "smoke.toml"
