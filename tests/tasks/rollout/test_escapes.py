@@ -245,7 +245,7 @@ OVERUSES = {
 @pytest.mark.parametrize("name", OVERUSES)
 def test_an_overuse_is_ended_and_the_next_call_is_in_order(pool: WarmPool, name: str) -> None:
     code, ended, note = OVERUSES[name]
-    limits = SHORT if name.startswith("time") else Limits(seconds=4, memory_mb=128)
+    limits = SHORT if name.startswith("time") else Limits(seconds=20, memory_mb=128)
     result = pool.run(["python", "-c", code], {}, limits)
     assert result.ended == ended if ended else result.ended != "exit" or result.exit_code
     assert note in result.stderr

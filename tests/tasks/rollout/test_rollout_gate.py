@@ -101,7 +101,7 @@ def test_top_p_below_one_is_refused_with_what_to_write_instead() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": 0}, {"rollouts_per_problem": 1}, {"tool_latency_polls": 0}, {"tempreature": 1.0}]
+    "wrong", [{"temperature": 0}, {"rollouts_per_problem": 1}, {"tool_latency_polls": -1}, {"tempreature": 1.0}]
 )
 def test_settings_that_can_not_train_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

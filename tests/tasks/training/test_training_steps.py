@@ -47,9 +47,9 @@ class Stage:
     def gates(self, segments: list[Segment], folder: Path) -> tuple[Any, list[Gate]]:
         """The trainer's report on these segments, and the rollout gates that follow from it."""
         write_segments(folder / "segments.parquet", segments)
-        report = score_segments.fn(self.trainer, folder / "segments.parquet", folder / "scores.parquet")
-        config, digest = RolloutConfig(), digest_folder(self.policy)
-        return report, gate_rollouts.fn(self.out.rollouts, self.kept, digest, report, folder / "gates.json", config)
+        report = score_segments.fn(self.trainer, folder / "segments.parquet", folder / "scores.parquet", 1)
+        config, digests = RolloutConfig(), {self.policy.name: digest_folder(self.policy)}
+        return report, gate_rollouts.fn(self.out.rollouts, self.kept, digests, report, folder / "gates.json", config)
 
 
 @pytest.fixture(scope="module")
