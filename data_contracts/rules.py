@@ -109,9 +109,9 @@ def one_digest_per_rollout(frame: pd.DataFrame) -> np.ndarray:
 
 def one_digest_per_version(frame: pd.DataFrame) -> np.ndarray:
     """One policy version is one set of weights; without a majority all rows of the version are refused."""
-    served = [(row, *pair) for row, pairs in enumerate(_served(frame)) for pair in set(pairs)]
-    rows, versions, digests = (pd.Series(column) for column in zip(*served, strict=True)) if served else ((),) * 3
-    wrong = {row for row, good in zip(rows, _with_majority(versions, digests), strict=True) if not good}
+    pairs = [(row, *pair) for row, pairs in enumerate(_served(frame)) for pair in set(pairs)]
+    served = pd.DataFrame(pairs, columns=["row", "version", "digest"])
+    wrong = set(served["row"][~_with_majority(served["version"], served["digest"])])
     return _each(row not in wrong for row in range(len(frame)))
 
 
