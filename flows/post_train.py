@@ -91,7 +91,7 @@ def learning(run: str, start: int) -> None:
         with progress.stage(f"iterations {start} to {stop - 1}", stop - start) as tick:
             for iteration in range(start, stop):
                 select(bench, recipe, iteration)
-                collect(bench, recipe, iteration)
+                collect(bench, recipe, iteration, lambda line: tick(0, note=line))
                 with bench.stream.going_on():
                     judge(bench, recipe, iteration)
                     learn(bench, recipe, iteration)

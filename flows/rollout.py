@@ -7,6 +7,8 @@ With `rollout.max_staleness` the sessions of later iterations are begun early an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prefect import flow
 
 from data_contracts.gates import require
@@ -20,6 +22,7 @@ from tasks.problems import admitted
 from tasks.rollout.agent import Job
 from tasks.rollout.budget import learned_budgets, within
 from tasks.rollout.jobs import jobs_for
+from tasks.rollout.meter import Meter
 from tasks.rollout.steps import Destination, collect_rollouts, gate_rollouts
 from tasks.training.config import check_sampling
 from tasks.training.reports import MismatchReport, pooled
@@ -36,28 +39,31 @@ def rollout(run: str, iteration: int) -> None:
         show_table("rollout-gates", gate_rows(gates), f"May the rollouts of iteration {iteration} train?")
 
 
-def collect(bench: Bench, recipe: Recipe, iteration: int) -> None:
-    """Sample, score and gate one iteration; the gates' file is the stage's product."""
+def collect(bench: Bench, recipe: Recipe, iteration: int, say: Callable[[str], None] = lambda line: None) -> None:
+    """Sample, score and gate one iteration; the gates' file is the stage's product. `say` hears how it gets on."""
     here = bench.run.iteration(iteration)
     if not here.gates.exists():
         with clock(bench.run, "rollout", iteration):
-            _sample(bench, recipe, iteration)
+            _sample(bench, recipe, iteration, say)
     require(*kept_gates(here.gates))
 
 
-def _sample(bench: Bench, recipe: Recipe, iteration: int) -> None:
+def _sample(bench: Bench, recipe: Recipe, iteration: int, say: Callable[[str], None]) -> None:
     here, config = bench.run.iteration(iteration), recipe.rollout
     check_sampling(recipe.training, temperature=config.temperature, top_p=config.top_p)
     later = range(iteration + 1, min(iteration + config.max_staleness, recipe.iterations - 1) + 1)
     for number in later:
         select(bench, recipe, number)
     bench.serve(iteration)
+    jobs = _jobs(bench, recipe, iteration)
+    meter = Meter(len(jobs), lambda: bench.stream.running)
     kept = collect_rollouts(
         bench.stream,
         iteration,
-        _jobs(bench, recipe, iteration),
+        jobs,
         [job for number in later for job in _jobs(bench, recipe, number)],
         Destination(here.journal, here.rollouts, here.segments, bench.run.quarantine),
+        lambda rollout: say(meter.add(rollout)),
     )
     numbers = range(max(0, iteration - config.max_staleness), iteration + 1)
     digests = {policy_name(number): digest_folder(bench.policy(number)) for number in numbers}

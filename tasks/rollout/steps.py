@@ -99,10 +99,15 @@ def sample_rollouts(
 
 @task(name="collect rollouts", cache_policy=NO_CACHE)
 def collect_rollouts(
-    stream: Stream, iteration: int, jobs: Sequence[Job], ahead: Sequence[Job], out: Destination
+    stream: Stream,
+    iteration: int,
+    jobs: Sequence[Job],
+    ahead: Sequence[Job],
+    out: Destination,
+    on_done: Callable[[Rollout], None],
 ) -> Kept:
     """Make the rollouts of an iteration, with jobs ahead in the free places; what the contract accepts is written."""
-    rollouts = stream.collect(iteration, jobs, ahead)
+    rollouts = stream.collect(iteration, jobs, ahead, on_done)
     return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, jobs[0].run_id, iteration)
 
 

@@ -36,13 +36,32 @@ class Stream:
         """Whether a turn of this version is under way."""
         return self._scheduler.sampling_under(version)
 
-    def collect(self, number: int, jobs: Sequence[Job], ahead: Sequence[Job] = ()) -> list[Rollout]:
-        """One rollout per job of iteration `number`, in their order, the turns from now on under its version."""
+    @property
+    def running(self) -> int:
+        """Sessions in flight, those ahead included."""
+        return self._scheduler.running
+
+    def collect(
+        self,
+        number: int,
+        jobs: Sequence[Job],
+        ahead: Sequence[Job] = (),
+        on_done: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> list[Rollout]:
+        """One rollout per job of iteration `number`, in their order, the turns from now on under its version.
+
+        `on_done` hears of each of them, also of those that were done before.
+        """
         self._scheduler.serve(policy_name(number))
         self._take_up([*jobs, *ahead])
         wanted = [job.trajectory_id for job in jobs]
-        while not all(name in self._done for name in wanted):
-            self._tick()
+        told: set[str] = set()
+        while len(told) < len(wanted):
+            for name in (name for name in wanted if name in self._done and name not in told):
+                told.add(name)
+                on_done(self._done[name])
+            if len(told) < len(wanted):
+                self._tick()
         self._journals.pop(number, None)
         self._known -= set(wanted)
         return [self._done.pop(name) for name in wanted]

@@ -165,7 +165,9 @@ def test_a_killed_stream_makes_again_only_what_was_not_finished(
     with second.scheduler:
         again = second.stream.collect(0, jobs_of(make_problem, 0))
         assert (again, second.begun) == (before, 0)
-        batch = second.stream.collect(1, jobs_of(make_problem, 1))
+        heard: list[Rollout] = []
+        batch = second.stream.collect(1, jobs_of(make_problem, 1), on_done=heard.append)
+    assert sorted(r.trajectory.id for r in heard) == sorted(r.trajectory.id for r in batch)
     assert second.begun == BATCH - early
     assert len({r.trajectory.id for r in batch}) == BATCH
 
