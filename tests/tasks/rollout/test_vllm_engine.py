@@ -245,11 +245,16 @@ def test_a_seed_decides_a_session_and_each_turn_draws_anew(engine: VllmEngine) -
     prompt = tokens(30)
     turns = []
     for _ in range(2):
-        turns.append([finish(engine, SampleRequest("s", OLD, prompt, 12, seed=7))["s"].token_ids for _ in range(2)])
+        turns.append(
+            [
+                finish(engine, SampleRequest("s", OLD, prompt, 12, temperature=3.0, seed=7))["s"].token_ids
+                for _ in range(2)
+            ]
+        )
         engine.close_session("s")
     assert turns[0] == turns[1]
     assert turns[0][0] != turns[0][1]
-    other = finish(engine, SampleRequest("t", OLD, prompt, 12, seed=8))["t"]
+    other = finish(engine, SampleRequest("t", OLD, prompt, 12, temperature=3.0, seed=8))["t"]
     engine.close_session("t")
     assert other.token_ids != turns[0][0]
 
