@@ -242,21 +242,19 @@ def test_cached_logprobs_after_a_version_change_equal_a_cold_servers(engine: Vll
 
 
 def test_a_seed_decides_a_session_and_each_turn_draws_anew(engine: VllmEngine) -> None:
-    prompt = tokens(30)
+    def turn(session: str, seed: int) -> list[int]:
+        request = SampleRequest(session, OLD, tokens(30), 48, temperature=2.0, seed=seed)
+        return finish(engine, request)[session].token_ids
+
     turns = []
     for _ in range(2):
-        turns.append(
-            [
-                finish(engine, SampleRequest("s", OLD, prompt, 12, temperature=3.0, seed=7))["s"].token_ids
-                for _ in range(2)
-            ]
-        )
+        turns.append([turn("s", 7), turn("s", 7)])
         engine.close_session("s")
     assert turns[0] == turns[1]
     assert turns[0][0] != turns[0][1]
-    other = finish(engine, SampleRequest("t", OLD, prompt, 12, temperature=3.0, seed=8))["t"]
+    other = turn("t", 8)
     engine.close_session("t")
-    assert other.token_ids != turns[0][0]
+    assert other != turns[0][0]
 
 
 def test_a_stop_token_is_the_last_of_its_turn_and_the_models_own_eos_is_none(
