@@ -1,7 +1,8 @@
-"""Chats of three kinds of template, each over a byte-level tokenizer that has its special tokens."""
+"""What tests of several folders use: chats of three kinds of template, and which processes are left."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -26,6 +27,24 @@ def chats() -> dict[str, Chat]:
             tokenizer.eos_token = "<|eot_id|>"
         tokenizer.chat_template = Path(__file__).with_name("templates").joinpath(f"{name}.jinja").read_text()
         found[name] = Chat(tokenizer)
+    return found
+
+
+@pytest.fixture(scope="session")
+def alive() -> Callable[[str], list[str]]:
+    """Command lines of living processes with a mark in their environment."""
+
+    def found(mark: str) -> list[str]:
+        lines = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                ended = (folder / "stat").read_text().split()[2] == "Z"
+                if mark.encode() in (folder / "environ").read_bytes() and not ended:
+                    lines.append((folder / "cmdline").read_text().replace("\0", " "))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return lines
+
     return found
 
 

@@ -24,24 +24,14 @@ COMMAND = [sys.executable, "-m", "flows.cli", "run", str(RECIPE), "--home"]
 ITERATIONS, PROBLEMS, ROLLOUTS, HELDOUT = 3, 6, 4, 28
 """What smoke.toml says."""
 
+Alive = Callable[[str], list[str]]
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def marked() -> dict[str, str]:
     """An environment by which every process that a run starts can be found again."""
     return {**os.environ, "RATCHET_TEST_MARK": uuid.uuid4().hex}
-
-
-def alive(mark: str) -> list[str]:
-    """Command lines of living processes with the mark in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes() and (folder / "stat").read_text().split()[2] != "Z":
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
 
 
 def until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 900.0) -> None:
@@ -119,7 +109,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return Done(home, run_of(home), done, environment["RATCHET_TEST_MARK"])
 
 
-def test_to_the_end(whole: Done) -> None:
+def test_to_the_end(whole: Done, alive: Alive) -> None:
     assert whole.process.returncode == 0, whole.process.stderr[-3000:]
     summary = check_product(whole.run)
     assert summary["release"]["promoted"]
@@ -146,7 +136,7 @@ def test_status_tells_the_champion_and_the_runs(whole: Done) -> None:
     assert [state["state"] for state in found["runs"]] == ["finished"]
 
 
-def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(whole: Done, tmp_path: Path) -> None:
+def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(whole: Done, alive: Alive, tmp_path: Path) -> None:
     kept: dict[Path, int] = {}
     for moment in (in_rollouts, in_training, in_release):
         environment = marked()

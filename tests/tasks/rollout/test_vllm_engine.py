@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,20 +353,8 @@ def kill(service: Service) -> None:
         os.kill(int(child), signal.SIGKILL)
 
 
-def alive(mark: str) -> list[str]:
-    """Command lines of living processes with the mark in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes() and (folder / "stat").read_text().split()[2] != "Z":
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
 def test_a_server_killed_in_mid_batch_loses_nothing_and_the_last_one_fails_everything(
-    served: Served, pool: WarmPool, tmp_path: Path
+    served: Served, pool: WarmPool, alive: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     first, second = served.services
     with closing(Watched.from_base(served.base, served.endpoints, CONFIG)) as engine:
