@@ -106,8 +106,16 @@ def arguments(config: VllmConfig, base: str, port: int) -> list[str]:
         f"--max-loras={config.max_loras}",
         f"--max-lora-rank={config.max_lora_rank}",
         "--disable-uvicorn-access-log",
+        *_whole_prefills(),
         *config.flags,
     ]
+
+
+def _whole_prefills() -> list[str]:
+    """On a CPU no prompt is prefilled in parts: vLLM 0.32 ends at the first part of a request that has a seed."""
+    import torch
+
+    return [] if torch.cuda.is_available() else ["--no-enable-chunked-prefill"]
 
 
 def environment(config: VllmConfig, number: int) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Rollout throughput: the scheduler with real, instant and slow tools, as shares of what the engine alone can do.
 
-    python tests/benchmarks/rollout.py [--model FOLDER] [--sessions N] [--repeats N] [--vllm] [--memory N]
+    python tests/benchmarks/rollout.py [--model FOLDER] [--sessions N] [--in-flight N] [--repeats N] [--vllm]
+                                       [--trl PYTHON] [--memory N]
 
 First sessions of `repair` are made with their real tools, and kept. Then, in turn and from the same noise:
 - ceiling: the engine alone, fed with each recorded context as soon as the turn before it has ended;
@@ -8,17 +9,22 @@ First sessions of `repair` are made with their real tools, and kept. Then, in tu
 - slow: the same, each answer after 0.2 s, one thread a session;
 - real: the scheduler with the sandboxes.
 Every side samples the same tokens (checked for instant and real). Prints sessions and tokens a second and the ratio to
-the ceiling of the same repeat, as the median over repeats. `--vllm` adds the scheduler over one vLLM server; `--memory`
-plays so many sessions more and prints the resident memory on the way.
+the ceiling of the same repeat, as the median over repeats. `--vllm` adds the scheduler over one vLLM server; `--trl`
+TRL's GRPO trainer with tools (`trl_side.py` says how to make a Python that has it), in its turn of each repeat;
+`--memory` plays so many sessions more and prints the resident memory on the way.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +47,7 @@ VERSION = "policy-00000"
 Answers = dict[str, list[list[ToolResult]]]
 """What the calls of recorded sessions came back with, by problem, in the order of its jobs."""
 SLOW = 0.2
-IN_FLIGHT = 128
+GROUP = 8
 
 
 class Side(NamedTuple):
@@ -88,18 +94,19 @@ class Recorder:
 
 
 class Bench:
-    """One model, its jobs, and a fresh engine for every measurement."""
+    """One model, its jobs, and a fresh engine for every measurement; `in_flight` sessions at a time on every side."""
 
-    def __init__(self, base: Base, jobs: Sequence[Job], pool: WarmPool) -> None:
-        self.base, self.jobs, self.pool, self.chat = base, jobs, pool, Chat(base.tokenizer)
+    def __init__(self, base: Base, jobs: Sequence[Job], pool: WarmPool, in_flight: int) -> None:
+        self.base, self.jobs, self.pool, self.in_flight = base, jobs, pool, in_flight
+        self.chat = Chat(base.tokenizer)
 
     def engine(self) -> SlotEngine:
-        engine = SlotEngine.from_base(self.base, slots=IN_FLIGHT)
+        engine = SlotEngine.from_base(self.base, slots=self.in_flight)
         engine.load_adapter(VERSION, None)
         return engine
 
     def schedule(self, engine: Engine, opened: Callable[[Problem], Any], **how: Any) -> tuple[float, list[Rollout]]:
-        config = RolloutConfig(capacity=IN_FLIGHT, **how)
+        config = RolloutConfig(capacity=self.in_flight, **how)
         started = time.perf_counter()
         rollouts = run_sessions(
             self.jobs,
@@ -121,6 +128,41 @@ class Bench:
         """The scheduler with answers from the record; sessions of one problem open in the order of the jobs."""
         left = {name: iter(answers) for name, answers in kept.items()}
         return self.schedule(self.engine(), lambda problem: Recorded(problem, next(left[problem.id]), seconds), **how)
+
+
+class Trl:
+    """`trl_side.py`, which waits in its own process for its turn."""
+
+    def __init__(self, python: Path, model: Path, problems: Path) -> None:
+        command = [str(python), str(Path(__file__).with_name("trl_side.py")), f"--model={model}"]
+        self._process = subprocess.Popen(
+            [*command, f"--problems={problems}", f"--group={GROUP}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
+        )
+        self._answer()
+
+    def measure(self) -> Side:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return Side("TRL's GRPO trainer, real tools", answer["seconds"], int(answer["tokens"]))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"trl_side.py ended with exit code {self._process.wait()}")
+        answer: dict[str, float] = json.loads(line)
+        return answer
 
 
 def record(bench: Bench) -> tuple[list[Rollout], Answers]:
@@ -157,7 +199,7 @@ def ceiling(bench: Bench, rollouts: Sequence[Rollout]) -> tuple[float, int]:
     engine, running, tokens = bench.engine(), {}, 0
     started = time.perf_counter()
     while waiting or running:
-        while waiting and len(running) < IN_FLIGHT:
+        while waiting and len(running) < bench.in_flight:
             session = waiting.pop()
             request = next(session)
             running[request.session] = session
@@ -177,14 +219,14 @@ def tokens_of(rollouts: Sequence[Rollout]) -> int:
     return sum(rollout.trajectory.sampled_tokens for rollout in rollouts)
 
 
-def measure(bench: Bench, vllm: Engine | None) -> list[Side]:
+def measure(bench: Bench, vllm: Engine | None, trl: Trl | None) -> list[Side]:
     """Every side once; raises SystemExit where one did not sample what the record has."""
     rollouts, kept = record(bench)
     wanted = [rollout.segments[0].token_ids for rollout in rollouts]
     sides = [Side("ceiling", *ceiling(bench, rollouts))]
     for name, seconds, how in (
         ("instant tools", 0.0, {}),
-        (f"tools of {SLOW:g} s", SLOW, {"tool_workers": IN_FLIGHT, "tool_latency_polls": 0}),
+        (f"tools of {SLOW:g} s", SLOW, {"tool_workers": bench.in_flight, "tool_latency_polls": 0}),
     ):
         took, made = bench.recorded(kept, seconds, **how)
         sides.append(Side(name, took, tokens_of(made)))
@@ -195,6 +237,8 @@ def measure(bench: Bench, vllm: Engine | None) -> list[Side]:
     if vllm is not None:
         took, made = bench.real(vllm)
         sides.append(Side("real tools, vLLM", took, tokens_of(made)))
+    if trl is not None:
+        sides.append(trl.measure())
     return sides
 
 
@@ -231,8 +275,6 @@ def vllm_engine(base: Base, wanted: bool) -> Iterator[Engine | None]:
     if not wanted:
         yield None
         return
-    import tempfile
-
     from tasks.rollout.vllm_config import VllmConfig
     from tasks.rollout.vllm_engine import open_vllm
 
@@ -241,20 +283,38 @@ def vllm_engine(base: Base, wanted: bool) -> Iterator[Engine | None]:
         yield engine
 
 
+@contextmanager
+def trl_side(python: Path | None, model: Path, problems: Sequence[Problem]) -> Iterator[Trl | None]:
+    if python is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        pack = Path(folder, "problems.jsonl")
+        pack.write_text("".join(problem.model_dump_json() + "\n" for problem in problems))
+        with closing(Trl(python, model, pack)) as trl:
+            yield trl
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rollout throughput, as shares of what the engine alone can do.")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "starter", help="folder of the base model")
-    parser.add_argument("--sessions", type=int, default=384)
+    parser.add_argument("--sessions", type=int, default=768)
+    parser.add_argument("--in-flight", type=int, default=256, help="sessions at a time, on every side of ours")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--vllm", action="store_true", help="also one vLLM server (make vllm)")
+    parser.add_argument("--trl", type=Path, metavar="PYTHON", help="also TRL, by a Python that has it")
     parser.add_argument("--memory", type=int, default=0, metavar="N", help="then play N sessions more, and show memory")
     given = parser.parse_args()
     base = load_base(given.model)
-    problems = generate(77, "train", "short", given.sessions // 8)
-    jobs = jobs_for(problems, range(8), iteration=0, run_id="benchmark", seed=0)
-    with WarmPool(2, "agent") as pool, vllm_engine(base, given.vllm) as vllm:
-        bench = Bench(base, jobs, pool)
-        show([measure(bench, vllm) for _ in range(given.repeats)], len(jobs))
+    problems = generate(77, "train", "short", given.sessions // GROUP)
+    jobs = jobs_for(problems, range(GROUP), iteration=0, run_id="benchmark", seed=0)
+    with (
+        WarmPool(2, "agent") as pool,
+        vllm_engine(base, given.vllm) as vllm,
+        trl_side(given.trl, given.model, problems) as trl,
+    ):
+        bench = Bench(base, jobs, pool, given.in_flight)
+        show([measure(bench, vllm, trl) for _ in range(given.repeats)], len(jobs))
         if given.memory:
             memory(bench, given.memory)
 

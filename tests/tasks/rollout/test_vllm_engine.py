@@ -289,6 +289,17 @@ def test_the_context_ends_a_turn_and_then_refuses(engine: VllmEngine) -> None:
     engine.close_session("s")
 
 
+def test_more_prompt_tokens_at_once_than_a_batch_of_the_server_takes(engine: VllmEngine, served: Served) -> None:
+    """Prefilled in parts, requests with a seed end the CPU build of vLLM."""
+    asked = [SampleRequest(f"long-{n}", OLD, tokens(900, n), 2, seed=n) for n in range(8)]
+    done = finish(engine, *asked)
+    for request in asked:
+        whole = [*request.token_ids, *done[request.session].token_ids]
+        right = served.logprobs(served.home / "policies" / OLD, whole)[len(request.token_ids) - 1 :]
+        assert worst(done[request.session].logprobs, right) < 1e-4
+        engine.close_session(request.session)
+
+
 def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(
     engine: VllmEngine, served: Served
 ) -> None:
