@@ -14,7 +14,7 @@ from data_contracts.store import read_json, read_trajectories, write_atomic
 from flows import figures
 from flows.recipe import Recipe
 from flows.summary import learning_rows
-from tasks.paths import RunFolder
+from tasks.paths import RunFolder, Sessions
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
 
@@ -38,6 +38,7 @@ def write_report(run: RunFolder, summary: dict[str, Any]) -> Path:
             figures.svg(figures.mismatch_curve(rows, limits)),
         ],
         sessions=_sessions(run),
+        batch=_last_batch(run),
         recipe=recipe.model_dump_json(indent=1),
     )
     write_atomic(run.report, page)
@@ -68,6 +69,26 @@ def _sessions(run: RunFolder) -> list[dict[str, Any]]:
     return shown
 
 
+def _last_batch(run: RunFolder) -> dict[str, Any] | None:
+    """Every session that the last iteration trained on, by problem; None before any iteration was judged."""
+    judged = [path for path in sorted(run.root.glob("iterations/*")) if Sessions(path).trajectories.exists()]
+    if not judged:
+        return None
+    by_problem: dict[str, list[Trajectory]] = {}
+    for trajectory in read_trajectories(Sessions(judged[-1]).trajectories):
+        by_problem.setdefault(trajectory.problem_id, []).append(trajectory)
+    groups = [
+        {
+            "problem": name,
+            "horizon": rollouts[0].horizon,
+            "solved": sum(bool(rollout.outcome) for rollout in rollouts),
+            "attempts": [_session(str(rollout.rollout_index), rollout) for rollout in rollouts],
+        }
+        for name, rollouts in by_problem.items()
+    ]
+    return {"iteration": int(judged[-1].name), "groups": groups}
+
+
 def _key(trajectory: Trajectory) -> tuple[float, str, int]:
     return trajectory.sampling.temperature, trajectory.problem_id, trajectory.rollout_index
 
@@ -79,6 +100,7 @@ def _session(side: str, trajectory: Trajectory) -> dict[str, Any]:
         "status": trajectory.status.replace("_", " "),
         "outcome": trajectory.outcome,
         "tokens": trajectory.sampled_tokens,
+        "rewards": trajectory.rewards,
         "turns": trajectory.turns,
     }
 

@@ -177,6 +177,19 @@ def test_the_report_stands_alone_and_escapes_what_the_agent_wrote(run: RunFolder
     assert re.search(r"25\.0%\s*→\s*75\.0%", page)
 
 
+def test_the_report_shows_every_session_of_the_last_batch(run: RunFolder) -> None:
+    write_trajectories(run.iteration(0).trajectories, [trajectory(0, outcome=False)])
+    unjudged = trajectory(1, outcome=True).model_copy(update={"outcome": None, "status": "verifier_error"})
+    batch = [trajectory(2, outcome=True), trajectory(2, outcome=False, temperature=0.0), unjudged]
+    write_trajectories(run.iteration(1).trajectories, batch)
+    page = write_report(run, write_summary(run, None)).read_text()
+    section = page[page.index("The batch of iteration 1") : page.index("What it cost")]
+    assert section.count("<details>") == 3
+    assert re.findall(r"(\d) of (\d) solved", section) == [("1", "2"), ("0", "1")]
+    assert [section.count(f">{said}<") for said in ("solved", "not solved", "no verdict")] == [1, 1, 1]
+    assert section.count("verifier error") == 1
+
+
 def test_the_report_of_a_run_that_was_held_early_says_so(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "mine-0")
     begin(folder, Recipe(name="mine"))
