@@ -24,6 +24,7 @@ from flows.curriculum import curriculum, select
 from flows.drift import drift
 from flows.evaluation import compare, evaluation
 from flows.figures import curve_png
+from flows.preflight import preflight
 from flows.recipe import Recipe
 from flows.records import record_end, record_start
 from flows.release import against, first_champion, release
@@ -59,10 +60,8 @@ def post_train(recipe: Recipe, home: str = "runs", run: str | None = None) -> di
 def _stages(run: str) -> GateHeld | None:
     """All stages in order, until the end or the gate that held."""
     with at_work(run) as (bench, recipe):
-        bench.trainer  # noqa: B018 - its imports take as long as everything up to the first batch
-        bench.chat  # noqa: B018 - a base that does not load is refused before anything is spent
+        preflight(bench, recipe)
         record_start(bench, recipe)
-        bench.champion()  # one that rests on another base is refused before anything is spent
         try:
             curriculum(run)
             evaluation(run, "before")

@@ -43,6 +43,13 @@ class Chat:
                 return str(token)
         raise ValueError(f"the chat template ends a model message with {tail!r}, which is no special token")
 
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model of the tools it is offered."""
+        name = "a_tool_to_look_for"
+        function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
+        return name in self.text([{"role": "user", "content": "q"}], [{"type": "function", "function": function}])
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Ids of a conversation up to the point where the model speaks."""
         return self.ids(self.text(messages, tools))

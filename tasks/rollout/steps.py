@@ -17,7 +17,6 @@ from tasks.problems import admitted
 from tasks.rollout.agent import Job
 from tasks.rollout.batch import Kept, keep_valid
 from tasks.rollout.config import RolloutConfig
-from tasks.rollout.context import check_window
 from tasks.rollout.engine import Engine
 from tasks.rollout.environments import open_session
 from tasks.rollout.gate import contract_gate, digest_gate, infrastructure_gate, mismatch_gate
@@ -36,9 +35,6 @@ class Sampler(Protocol):
 
     @property
     def chat(self) -> Chat: ...
-
-    @property
-    def window(self) -> int: ...
 
     @property
     def agent_pool(self) -> WarmPool: ...
@@ -75,8 +71,6 @@ def sample_rollouts(
     on_done: Callable[[Rollout], None] | None = None,
 ) -> Kept:
     """Attempt each chosen problem in every pass, going on from the journal; what the contract accepts is written."""
-    if config.context.policy == "compact":
-        check_window(config.context, config.max_turn_tokens, bench.chat, bench.window)
     by_id = admitted(problems)
     journal = Journal(out.journal)
     rollouts: list[Rollout] = []

@@ -71,3 +71,8 @@ def test_increments_join_with_other_templates(template: Chat) -> None:
 def test_the_end_of_turn_of_other_templates(chats: dict[str, Chat]) -> None:
     ends = {name: chat.end_of_turn for name, chat in chats.items()}
     assert ends == {"qwen3": END, "llama3": "<|eot_id|>", "smollm2": END}
+
+
+def test_a_template_that_shows_no_tools_is_known(chat: Chat, chats: dict[str, Chat]) -> None:
+    assert not chat.shows_tools
+    assert {name: each.shows_tools for name, each in chats.items()} == {"qwen3": True, "llama3": True, "smollm2": False}
