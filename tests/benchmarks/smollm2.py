@@ -115,7 +115,7 @@ def mistakes(rollouts: Sequence[Rollout]) -> Iterator[str]:
     for rollout in rollouts:
         for turn in rollout.trajectory.turns:
             if turn.call_errors or turn.tool_failed:
-                yield turn.observation.split("\n")[0][:70]
+                yield turn.observation.split("\n")[0][:70] or "error: message too long, the token budget ended with it"
 
 
 def main() -> None:
