@@ -84,10 +84,10 @@ class Host:
         return Line(self, connection)
 
     def close(self) -> None:
-        """End the process, and with it every fork."""
+        """End the process. Its forks end with their connections, at the latest when their time is up."""
         with self._lock:
-            if self._process is not None and self._process.stdin is not None:
-                self._process.stdin.close()
+            if self._process is not None:
+                self._process.kill()
                 self._process.wait()
                 self._process = None
             self._log.close()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult
 from verifiers.v1.errors import ToolsetError, boundary
 
 
@@ -62,6 +63,8 @@ class Toolbox:
                 result = await server.call_tool(raw, arguments)
             except ToolError as error:
                 return Answer(str(error), True)
+            if not isinstance(result, CallToolResult):
+                raise TypeError("it asks its caller back, which is not offered here")
         return Answer("\n".join(_text(block) for block in result.content), bool(result.is_error))
 
     async def _tools(self) -> list[tuple[str, MCPServer, str, str, dict[str, Any]]]:
