@@ -17,18 +17,20 @@ import importlib.util
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from data_contracts.errors import UserError
-from data_contracts.records import Origin, Problem, ToolCall
+from data_contracts.records import Origin, Problem
 from tasks.rollout.environments.base import CheckSide, Failure, OneByOne, Trial, Verified, VerifierError, other_kind
 from tasks.rollout.environments.verifiers.client import Host, HostError, TasksetError
-from tasks.rollout.environments.verifiers.session import LEFT, TRANSCRIPT, PlayError, VerifiersSession, begun
+from tasks.rollout.environments.verifiers.session import LEFT, TRANSCRIPT, PlayError, Said, VerifiersSession, begun
 from tasks.rollout.sandbox import SandboxError, WarmPool
 
 TURNS = "turns.json"
-"""A reference solution: the agent's messages, each with `content`, `calls` or both, to be played as a session."""
+"""A reference solution: the agent's messages (a list of `Said`), to be played as a session."""
 VALIDATE = "validate"
 """In place of a reference solution: the task's own `validate()` answers for it."""
 
@@ -81,7 +83,7 @@ class Verifiers(OneByOne):
         try:
             if VALIDATE in files:
                 return self._validated(problem)
-            handed_in = self._played(problem, json.loads(files[TURNS])) if TURNS in files else files
+            handed_in = self._played(problem, _turns(files[TURNS])) if TURNS in files else files
             reward = self._reward(problem, handed_in)
         except TimeoutError:
             return Trial("timeout", ())
@@ -105,14 +107,13 @@ class Verifiers(OneByOne):
         origin = _origin(problem)
         return VerifiersSession(problem, origin, self.host(origin.taskset).connect)
 
-    def _played(self, problem: Problem, turns: list[dict[str, Any]]) -> dict[str, str]:
+    def _played(self, problem: Problem, turns: Sequence[Said]) -> dict[str, str]:
         """What is handed in by an agent that says these messages."""
         session = self._session(problem)
         try:
             for turn in turns:
-                calls = [ToolCall.model_validate(call) for call in turn.get("calls", ())]
-                session.hear(turn.get("content", ""), calls)
-                for call in calls:
+                session.hear(turn.content, turn.calls)
+                for call in turn.calls:
                     session.call(call)
         except HostError as error:
             raise SandboxError(str(error)) from error
@@ -146,6 +147,21 @@ class Verifiers(OneByOne):
             raise VerifierError(f"taskset {origin.taskset!r}: {error}") from error
         except HostError as error:
             raise SandboxError(str(error)) from error
+
+
+def _turns(text: str) -> list[Said]:
+    try:
+        return _SAID.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise VerifierError(
+            f'the reference solution is no list of messages: {where}: {first["msg"]}: write {{"content": ...}}, '
+            '{"calls": [{"name": ..., "arguments": {...}}]}, or both in one'
+        ) from error
+
+
+_SAID = TypeAdapter(list[Said])
 
 
 def _origin(problem: Problem) -> Origin:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from data_contracts.records import Origin, Problem, ToolCall
+from data_contracts.records import Origin, Problem, Record, ToolCall
 from tasks.rollout.environments.base import ToolResult
 from tasks.rollout.environments.tools import call_error
 from tasks.rollout.environments.verifiers.client import Line, TasksetError
@@ -20,6 +20,13 @@ LEFT = "left.json"
 """Handed in where a tool was called: the task's state and its trace's notes."""
 
 Message = dict[str, Any]
+
+
+class Said(Record):
+    """A message of the agent's, as a reference solution gives it: words, calls or both."""
+
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
 
 
 class PlayError(OSError):

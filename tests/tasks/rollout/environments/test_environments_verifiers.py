@@ -102,6 +102,8 @@ def test_intake_admits_what_can_be_solved_and_is_not(
     shorter = {"turns.json": json.dumps([{"content": "done"}])}
     unsolved = admit(stockroom[2].model_copy(update={"solution": shorter}), pool).reason
     assert unsolved.startswith("the reference solution fails: hidden check 'reward': the reward is 0")
+    odd_one = stockroom[2].model_copy(update={"solution": {"turns.json": '[{"said": "done"}]'}})
+    assert "no list of messages: 0.said: Extra inputs are not permitted: write" in admit(odd_one, pool).reason
     coded = stockroom[0].model_copy(update={"hidden": (Check(name="c", code="assert 1"),)})
     assert "check 'c' has code: give `reward`, or write environment = 'repair'" in admit(coded, pool).reason
 
