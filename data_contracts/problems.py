@@ -16,11 +16,11 @@ from pydantic_core import ErrorDetails
 
 from data_contracts.errors import UserError
 from data_contracts.folders import FOLDERS, with_folders
-from data_contracts.records import Check, Limits, Problem, Record
+from data_contracts.records import Check, Limits, Origin, Problem, Record
 from data_contracts.store import write_atomic
 
 FILE = "problems.jsonl"
-MODELS: dict[str, type[Record]] = {"visible": Check, "hidden": Check, "limits": Limits}
+MODELS: dict[str, type[Record]] = {"visible": Check, "hidden": Check, "limits": Limits, "origin": Origin}
 
 
 class Rejected(NamedTuple):

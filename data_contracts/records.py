@@ -40,19 +40,24 @@ class Record(BaseModel):
 
 
 class Check(Record):
-    """One automatic check: Python `code` run beside the problem's files, or a `command` run in their folder.
+    """One automatic check: `code` run beside the problem's files, a `command` run in their folder, or a `reward`.
 
-    Code fails by raising; a command (program and arguments, no shell) by any exit code but 0.
+    Code (Python) fails by raising; a command (program and arguments, no shell) by any exit code but 0; a reward, where
+    the problem's own scoring gives less.
     """
 
     name: str = Field(min_length=1)
     code: str = ""
     command: tuple[str, ...] = ()
+    reward: float | None = Field(default=None, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if bool(self.code) == bool(self.command):
-            raise ValueError("give one of `code` (Python that raises) and `command` (a list: program and arguments)")
+    def _one_kind(self) -> Self:
+        if bool(self.code) + bool(self.command) + (self.reward is not None) != 1:
+            raise ValueError(
+                "give one of `code` (Python that raises), `command` (a list: program and arguments) and `reward` (the "
+                "least that passes)"
+            )
         return self
 
 
@@ -65,12 +70,21 @@ class Limits(Record):
     memory_mb: int = Field(default=256, ge=32, description="address space of one tool call or check run")
 
 
+class Origin(Record):
+    """A task of a `verifiers` taskset as data: enough to open it, and to judge work on it in another process."""
+
+    taskset: str = Field(min_length=1, description="id of the taskset: the module that exports it")
+    config: dict[str, Any] = Field(default={}, description="the taskset's settings")
+    data: dict[str, Any] = Field(description="the task's own data")
+    tools: tuple[dict[str, Any], ...] = Field(default=(), description="its tools as JSON schemas, in OpenAI's form")
+
+
 class Problem(Record):
     """One item to solve: files, what the agent is told, and the checks that decide.
 
     `visible` checks are what the agent may run; `hidden` checks decide the verified outcome and are never shown.
     `solution` holds the reference contents of the files it changes. The fields in WORKSPACE_ONLY are read by the
-    environment `workspace` alone.
+    environment `workspace` alone, `origin` by `verifiers`.
     """
 
     id: str = Field(min_length=1, pattern=r"^[\w.\-]+$")
@@ -91,6 +105,7 @@ class Problem(Record):
         default=(), description="files (patterns such as tests/*) that the agent may read, not hand in"
     )
     programs: tuple[str, ...] = Field(default=(), description="programs that `run` may start; empty: any")
+    origin: Origin | None = Field(default=None, description="the task of another package that this problem stands for")
 
     @model_validator(mode="after")
     def _paths_stay_inside(self) -> Self:

@@ -129,7 +129,7 @@ def _to_arrow(table: str, records: Iterable[Record]) -> pa.Table:
 
 def _row(contract: Contract, fields: dict[str, Any]) -> dict[str, Any]:
     for column in contract.columns:
-        if column.is_json:
+        if column.is_json and fields[column.name] is not None:
             fields[column.name] = json.dumps(fields[column.name], separators=(",", ":"))
     return fields
 
@@ -138,7 +138,7 @@ def _to_records(table: str, arrow: pa.Table, record: type[R]) -> list[R]:
     nested = [column.name for column in load_contract(table).columns if column.is_json]
     rows = arrow.to_pylist()
     for row in rows:
-        row.update({name: json.loads(row[name]) for name in nested})
+        row.update({name: json.loads(row[name]) for name in nested if row[name] is not None})
     return [record.model_validate(row) for row in rows]
 
 

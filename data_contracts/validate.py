@@ -201,7 +201,8 @@ class _Checked:
         # a table of other columns: whoever looks at the accepted rows finds none, under the right names
         sound = source.iloc[:0] if None in rows else source.drop(index=[row for row in rows if row is not None])
         typed = sound.reindex(columns=[column.name for column in contract.columns]).astype(_types(contract))
-        parsed = {column.name: typed[column.name].map(json.loads) for column in contract.columns if column.is_json}
+        nested = [column.name for column in contract.columns if column.is_json]
+        parsed = {name: typed[name].map(json.loads, na_action="ignore") for name in nested}
         return cls(contract, source, typed, typed.assign(**parsed), rejected, contract.rules)
 
     def ask(self, companions: Mapping[str, pd.DataFrame]) -> None:

@@ -1,6 +1,6 @@
 """The `ratchet` command.
 
-run | up | serve | status | report | show | problems check, make | starter build
+run | up | serve | status | report | show | problems check, make, import-verifiers | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run.
@@ -157,6 +157,33 @@ def problems_make(
     from flows.packs import make_pack
 
     typer.echo(make_pack(out, seed, n, split))
+
+
+@problems_app.command("import-verifiers")
+def problems_import(
+    taskset: Annotated[str, typer.Argument(help="Id of a taskset: the module that exports it.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write problems.jsonl to.")],
+    config: Annotated[Path | None, typer.Option(help="The taskset's settings, as TOML.")] = None,
+    solutions: Annotated[
+        Path | None, typer.Option(help='Reference solutions, one a line: {"task": NAME, "turns": [...]}.')
+    ] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Take so many tasks; default: all.")] = None,
+    solved: Annotated[float, typer.Option(help="The least reward of a solved task, up to 1.")] = 1.0,
+    horizon: Annotated[str, typer.Option(help="short, medium or long.")] = "short",
+    turns: Annotated[int, typer.Option(min=1, help="Messages that a rollout may send.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that a rollout may sample.")] = 1024,
+    seconds: Annotated[float, typer.Option(help="For one tool call, for the set-up, and for scoring.")] = 10.0,
+) -> None:
+    """Make problems of the tasks of a taskset for the package `verifiers`."""
+    from data_contracts.records import HORIZONS, Limits
+    from flows.packs import import_verifiers
+    from tasks.rollout.environments.verifiers.importing import Terms
+
+    level = next((known for known in HORIZONS if known == horizon), None)
+    if level is None:
+        raise UserError(f"--horizon {horizon}: write one of {', '.join(HORIZONS)}.")
+    terms = Terms(Limits(turns=turns, tokens=tokens, seconds=seconds, memory_mb=1024), level, solved)
+    typer.echo(import_verifiers(taskset, out, terms, config=config, solutions=solutions, first=first))
 
 
 @starter_app.command("build")

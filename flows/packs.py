@@ -1,11 +1,14 @@
-"""`ratchet problems`: check a pack by the intake gate, or make one.
+"""`ratchet problems`: check a pack by the intake gate, make one, or import one.
 
 pack -> intake -> table with a sentence per rejection
 """
 
 from __future__ import annotations
 
+import tomllib
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,9 +18,13 @@ from rich.table import Table
 from data_contracts.errors import UserError
 from data_contracts.problems import FILE, PackReading, read_pack, write_pack
 from data_contracts.records import HORIZONS
+from data_contracts.store import read_jsonl
 from flows import progress
 from tasks.curriculum.intake import IntakeResult, intake
 from tasks.rollout.sandbox import WarmPool
+
+if TYPE_CHECKING:
+    from tasks.rollout.environments.verifiers.importing import Terms
 
 
 def check_pack(path: Path, console: Console | None = None) -> bool:
@@ -52,6 +59,36 @@ def make_pack(out: Path, seed: int, n: int, split: str) -> Path:
     if split not in sides:
         raise UserError(f"--split {split}: write train or heldout.")
     return write_pack(out, [problem for horizon in HORIZONS for problem in generate(seed, sides[split], horizon, n)])
+
+
+def import_verifiers(
+    taskset: str, out: Path, terms: Terms, *, config: Path | None, solutions: Path | None, first: int | None
+) -> Path:
+    """Write the tasks of a taskset of the package `verifiers` to `out`/problems.jsonl."""
+    from tasks.rollout.environments.verifiers import Verifiers
+    from tasks.rollout.environments.verifiers.importing import import_taskset
+
+    given = {"config": _settings(config), "solutions": _solutions(solutions)}
+    with closing(Verifiers()) as environment:
+        return write_pack(out, import_taskset(environment, taskset, terms, first=first, **given))
+
+
+def _settings(file: Path | None) -> dict[str, Any]:
+    """A taskset's settings from a TOML file."""
+    try:
+        return {} if file is None else tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{file}: no settings of a taskset ({error}): give a TOML file.") from error
+
+
+def _solutions(file: Path | None) -> dict[str, list[dict[str, Any]]]:
+    """Reference solutions by the task's name from a file of JSON lines."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number, row in enumerate(read_jsonl(file).rows if file else (), start=1):
+        if not isinstance(row, dict) or set(row) != {"task", "turns"}:
+            raise UserError(f'{file}:{number}: no solution: write {{"task": NAME, "turns": [...]}}.')
+        found[str(row["task"])] = row["turns"]
+    return found
 
 
 def _table(file: Path, reading: PackReading, results: dict[str, IntakeResult]) -> Table:

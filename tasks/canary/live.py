@@ -21,6 +21,7 @@ from tasks.canary.config import CanaryConfig
 from tasks.canary.sessions import LiveSession
 from tasks.rollout.agent import CUT
 from tasks.rollout.environments import Session, VerifierError, checked, environment_of, open_session
+from tasks.rollout.environments.base import Listener
 from tasks.rollout.sandbox import SandboxError, WarmPool
 from tasks.rollout.toolformats import FORMATS
 
@@ -181,6 +182,8 @@ class _Player:
             return error.status, str(error)
         except SandboxError as error:
             return "sandbox_error", str(error)
+        except (OSError, TimeoutError) as error:
+            return "tool_error", f"{type(error).__name__}: {error}"
         return "out_of_turns", ""
 
     def _ask(self, left: int) -> tuple[Message, bool]:
@@ -206,18 +209,21 @@ class _Player:
 
     def _answer(self, message: Message, cut: bool) -> bool:
         """Run the calls and append what came back, in the words of training; True when the session is over."""
-        calls = [] if cut else message.get("tool_calls", [])
+        asked = [] if cut else message.get("tool_calls", [])
+        calls = [ToolCall(name=c["function"]["name"], arguments=json.loads(c["function"]["arguments"])) for c in asked]
         errors = [CUT] if cut else [f"error: {error}" for error in message.get("call_errors", [])]
-        if not calls and not errors:
+        if (calls or not errors) and isinstance(self.session, Listener):
+            if self.session.hear(message.get("content") or "", calls):
+                return True
+        elif not calls and not errors:
             errors = [FORMATS["hermes"].no_call]  # what the gateway reads
         self.tool_errors += len(errors)
-        for call in calls:
-            arguments = json.loads(call["function"]["arguments"])
-            result = self.session.call(ToolCall(name=call["function"]["name"], arguments=arguments))
+        for call, given in zip(calls, asked, strict=True):
+            result = self.session.call(call)
             self.tool_errors += result.failed
             if result.done:
                 return True
-            self._observe(result.text, call["id"])
+            self._observe(result.text, given["id"])
         for error in errors:
             self._observe(error, "")
         return False

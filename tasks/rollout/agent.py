@@ -2,7 +2,8 @@
 
 request() -> engine -> take_completion() -> calls to run -> take_results() -> request() ... -> finish() -> Rollout
 
-What ends a session: a call that is `done` (completed), the problem's turns or tokens, or a failure from outside.
+What ends a session: a call that is `done` or an answer that a `Listener` takes (completed), the problem's turns or
+tokens, or a failure from outside.
 What the model is shown is up to the context policy, which may also ask it something between two turns.
 """
 
@@ -21,8 +22,9 @@ from tasks.rollout.context import Piece, context_policy, observation
 from tasks.rollout.context.keep import Question
 from tasks.rollout.conversation import ChatLike, Conversation
 from tasks.rollout.engine import Completion, SampleRequest
-from tasks.rollout.environments.base import Session, ToolResult
+from tasks.rollout.environments.base import Listener, Session, ToolResult
 from tasks.rollout.segments import SegmentWriter
+from tasks.rollout.toolcalls import ParsedTurn
 from tasks.rollout.toolformats import FORMATS
 
 CUT = "error: message too long, cut; nothing was run"
@@ -124,9 +126,17 @@ class Agent:
             return (), (CUT,)
         parsed = self._format.parse(text)
         errors = tuple(f"error: {error}" for error in parsed.errors)
-        if not parsed.calls and not errors:
+        if self._answers(parsed):
+            self.status, self._submitted = "completed", True
+        elif not parsed.calls and not errors:
             errors = (self._format.no_call,)
         return parsed.calls, errors
+
+    def _answers(self, parsed: ParsedTurn) -> bool:
+        """Tell a session that listens what was said; whether it takes that as the answer."""
+        calls = [call for call in parsed.calls if not self._policy.owns(call)]
+        for_it = bool(calls) or not (parsed.calls or parsed.errors)
+        return isinstance(self.session, Listener) and for_it and self.session.hear(parsed.content, calls)
 
     def _turn(
         self, completion: Completion, text: str, calls: tuple[ToolCall, ...], errors: tuple[str, ...], shown: str

@@ -95,7 +95,7 @@ class WarmPool:
     def __init__(self, size: int = 2, name: str = "agent", *, require_isolation: bool = False) -> None:
         if size < 1:
             raise ValueError(f"a pool needs at least one sandbox, not {size}")
-        self.size, self.name, self._require_isolation = size, name, require_isolation
+        self.size, self.name, self.require_isolation = size, name, require_isolation
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._alive: set[Worker] = set()
@@ -160,7 +160,7 @@ class WarmPool:
     def _start(self) -> Worker:
         if self._closed:
             raise SandboxError(f"sandbox pool {self.name} is closed")
-        worker = Worker(self.name, preload=True, require_isolation=self._require_isolation)
+        worker = Worker(self.name, preload=True, require_isolation=self.require_isolation)
         with self._lock:
             if not self._closed:
                 self._alive.add(worker)

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_with_its_remedy(pack: Path) -> None:
         "files: missing: add it; foldre: unknown field: did you mean 'folder'"
     )
     assert reason(pack, hidden=[{"name": "c"}]).startswith(
-        "hidden.0: give one of `code` (Python that raises) and `command`"
+        "hidden.0: give one of `code` (Python that raises), `command`"
     )
     assert "file path '../a' leaves the problem's folder" in reason(pack, hidden_folder=None, hidden_files={"../a": ""})
 

@@ -37,7 +37,7 @@ CASES = [
     ({"promt": "x"}, "promt: unknown field: did you mean 'prompt'?"),
     ({"zzz": "x"}, "zzz: unknown field: remove it (known: id, prompt, files"),
     ({"hidden": []}, "hidden: empty: give at least one"),
-    ({"hidden": [{"name": "h", "code": ""}]}, "hidden.0: give one of `code` (Python that raises) and `command`"),
+    ({"hidden": [{"name": "h", "code": ""}]}, "hidden.0: give one of `code` (Python that raises), `command`"),
     ({"hidden": [{"nam": "h", "code": "x"}]}, "hidden.0.nam: unknown field: did you mean 'name'?"),
     ({"limits": {"turns": 0}}, "limits.turns: Input should be greater than or equal to 1, got 0: correct the value"),
     ({"limits": {"seconds": float("nan")}}, "limits.seconds: Input should be"),

@@ -6,10 +6,11 @@ from data_contracts.errors import UserError
 from data_contracts.records import Problem
 from tasks.rollout.environments.base import Environment, Session, ToolResult, Verified, VerifierError, checked
 from tasks.rollout.environments.repair import Repair
+from tasks.rollout.environments.verifiers import Verifiers
 from tasks.rollout.environments.workspace import Workspace
 from tasks.rollout.sandbox import WarmPool
 
-ENVIRONMENTS: dict[str, Environment] = {"repair": Repair(), "workspace": Workspace()}
+ENVIRONMENTS: dict[str, Environment] = {"repair": Repair(), "verifiers": Verifiers(), "workspace": Workspace()}
 
 
 def environment_of(problem: Problem) -> Environment:

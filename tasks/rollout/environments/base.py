@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from data_contracts.records import Problem, ToolCall
+from data_contracts.records import Check, Problem, ToolCall
 from tasks.rollout.sandbox import Ended, WarmPool
 
 CheckSide = Literal["visible", "hidden"]
+CheckKind = Literal["code", "command", "reward"]
+JUDGED_BY: dict[CheckKind, str] = {"code": "repair", "command": "workspace", "reward": "verifiers"}
+"""The environment that checks of a kind are for."""
 
 
 class VerifierError(RuntimeError):
@@ -83,6 +86,18 @@ class Resumable(Session, Protocol):
     def restore(self, snapshot: Snapshot) -> None: ...
 
 
+@runtime_checkable
+class Listener(Session, Protocol):
+    """A session that hears every message of the agent's, and may take one without a call as the answer.
+
+    What it hears are messages that were read without fault: not those cut by length, nor those with a broken call only.
+    """
+
+    def hear(self, content: str, calls: Sequence[ToolCall]) -> bool:
+        """Note a message before its calls are run; whether it ends the session. Does not block."""
+        ...
+
+
 class Environment(Protocol):
     """A kind of problem. Its methods are called from many threads at once, so it holds no state of a session."""
 
@@ -137,6 +152,17 @@ class FileSession:
     def restore(self, snapshot: Snapshot) -> None:
         """Put a snapshot's state back; the snapshot stays as it is."""
         self.files, self.visible = dict(snapshot.files), snapshot.visible
+
+
+def other_kind(check: Check, kind: CheckKind) -> str:
+    """What is wrong with a check that is of another kind, with the remedy; empty where it is of this one."""
+    given: CheckKind = "code" if check.code else "command" if check.command else "reward"
+    if given == kind:
+        return ""
+    return f"check {check.name!r} has {_A[given]}: give `{kind}`, or write environment = {JUDGED_BY[given]!r}"
+
+
+_A: dict[CheckKind, str] = {"code": "code", "command": "a command", "reward": "a reward"}
 
 
 def checked(verified: Verified) -> Verified:

@@ -10,7 +10,16 @@ from typing import Any
 
 from data_contracts.records import WORKSPACE_ONLY, Check, Problem, ToolCall
 from tasks.rollout.checks import run_checks
-from tasks.rollout.environments.base import CheckSide, Failure, FileSession, OneByOne, ToolResult, Trial, Verified
+from tasks.rollout.environments.base import (
+    CheckSide,
+    Failure,
+    FileSession,
+    OneByOne,
+    ToolResult,
+    Trial,
+    Verified,
+    other_kind,
+)
 from tasks.rollout.environments.tools import call_error, tool
 from tasks.rollout.sandbox import WarmPool
 
@@ -41,8 +50,8 @@ class Repair(OneByOne):
         if not problem.visible:
             return "visible: empty: give at least one"
         for check in (*problem.visible, *problem.hidden):
-            if check.command:
-                return f"check {check.name!r} has a command: give `code`, or write environment = 'workspace'"
+            if objection := other_kind(check, "code"):
+                return objection
         if given := [name for name in WORKSPACE_ONLY if getattr(problem, name)]:
             return f"{given[0]} means nothing here: leave it out, or write environment = 'workspace'"
         return ""

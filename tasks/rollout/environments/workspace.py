@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_contracts.records import Check, Problem
-from tasks.rollout.environments.base import CheckSide, Failure, OneByOne, Trial, Verified
+from tasks.rollout.environments.base import CheckSide, Failure, OneByOne, Trial, Verified, other_kind
 from tasks.rollout.environments.handed_in import handed_in, refusal
 from tasks.rollout.environments.project import ProjectSession
 from tasks.rollout.sandbox import Ended, SandboxResult, WarmPool
@@ -33,8 +33,8 @@ class Workspace(OneByOne):
     def objection(self, problem: Problem) -> str:
         """Checks are commands, a control is given, and the reference solution is something that can be handed in."""
         for check in (*problem.visible, *problem.hidden):
-            if not check.command:
-                return f"check {check.name!r} has code: give `command`, or write environment = 'repair'"
+            if objection := other_kind(check, "command"):
+                return objection
         if not problem.control:
             return "control: empty: give files under which every hidden check fails, such as one more test that fails"
         for path in problem.solution:

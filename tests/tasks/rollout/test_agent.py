@@ -225,3 +225,30 @@ def test_a_segment_takes_no_token_without_its_logprob() -> None:
     with pytest.raises(ValueError, match="2 sampled tokens have 1 log-prob"):
         writer.sampled([3, 4], [-1.0], 0, VERSION)
     assert writer.build("t") == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "heard", "status"),
+    [
+        ("It is 4.", [("It is 4.", [])], "completed"),
+        ('Look:<tool_call>{"name": "look"}</tool_call>', [("Look:", ["look"])], None),
+        ('<tool_call>{"name": </tool_call>', [], None),
+    ],
+)
+def test_a_listener_hears_messages_that_were_read_and_takes_one_without_call_as_the_answer(
+    drive: Any, playground: Any, said: str, heard: list[tuple[str, list[str]]], status: str | None
+) -> None:
+    class Listening(playground):  # type: ignore[misc, valid-type]
+        def hear(self, content: str, calls: Any) -> bool:
+            told.append((content, [call.name for call in calls]))
+            return not calls
+
+    told: list[tuple[str, list[str]]] = []
+    driver = drive()
+    driver.session = driver.agent.session = Listening(driver.session.problem)
+    driver.say("It is", cut_at=1)  # a message that was cut is not heard
+    driver.say(said)
+    assert (told, driver.agent.status) == (heard, status)
+    if status:
+        trajectory = driver.finish().trajectory
+        assert (trajectory.submitted, trajectory.turns[-1].call_errors) == (True, ())

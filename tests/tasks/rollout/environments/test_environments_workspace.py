@@ -238,7 +238,7 @@ def test_intake_admits_it(pool: WarmPool) -> None:
         ({"files": {"a.py": "while True: pass\n"}, "visible": (Check(name="v", command=("python", "a.py")),),
           "limits": Limits(seconds=0.3)}, "ended by timeout: raise limits.seconds"),
         ({"environment": "repair"}, "check 'seen' has a command: give `code`, or write environment = 'workspace'"),
-        ({"environment": "garden"}, "problem vat: no environment 'garden': write one of repair, workspace"),
+        ({"environment": "garden"}, "problem vat: no environment 'garden': write one of repair, verifiers, workspace"),
     ],
 )  # fmt: skip
 def test_intake_says_what_to_mend(pool: WarmPool, changes: Any, words: str) -> None:
