@@ -141,6 +141,14 @@ def policy_number(version: str) -> int:
     return int(number)
 
 
+class Answer(Record):
+    """What a turn's call came back with: its part of the observation ends at the character `end`."""
+
+    end: int = Field(ge=0)
+    seconds: float = 0.0
+    failed: bool = False
+
+
 class Turn(Record):
     """One model message and what came back."""
 
@@ -152,6 +160,7 @@ class Turn(Record):
     calls: tuple[ToolCall, ...] = ()
     call_errors: tuple[str, ...] = ()
     observation: str = ""
+    answers: tuple[Answer, ...] = Field(default=(), description="one for each call that was run, in their order")
     tool_failed: bool = Field(default=False, description="a call ended in an error observation (agent's fault)")
     policy_version: str = Field(default="", description="what sampled it; empty: the trajectory's")
     policy_digest: str

@@ -1,4 +1,4 @@
-"""A trajectory as an MLflow trace: a root span for the session, a child span for each turn.
+"""A trajectory as an MLflow trace: a span for the session, below it one for each turn, below that one for each call.
 
 trajectory -> spans + trace info
 
@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.records import Trajectory, Turn
@@ -20,6 +21,7 @@ from data_contracts.records import Trajectory, Turn
 if TYPE_CHECKING:
     from mlflow.entities import Span, TraceInfo
 
+_SESSION = ("session",)
 PREVIEW = 200
 """Characters of a trace's request and response that MLflow lists."""
 
@@ -30,13 +32,13 @@ def trace_id(trajectory_id: str) -> str:
 
 
 def session_spans(trajectory: Trajectory, *, prompt: str | None = None, ended_ns: int | None = None) -> list[Span]:
-    """One root span and one span a turn: 1 + T spans. `prompt` is the problem's text, shown as the session's input."""
+    """The session's span, then each turn's with those of its calls. `prompt` is shown as the session's input."""
     ended = time.time_ns() if ended_ns is None else ended_ns
     busy = sum(turn.sample_seconds + turn.tool_seconds for turn in trajectory.turns)
     started = ended - _ns(max(busy, trajectory.seconds))
     root = _span(
         trajectory.id,
-        None,
+        _SESSION,
         name="session",
         kind="AGENT",
         window=(started, ended),
@@ -48,6 +50,7 @@ def session_spans(trajectory: Trajectory, *, prompt: str | None = None, ended_ns
     for turn in trajectory.turns:
         after = cursor + _ns(turn.sample_seconds + turn.tool_seconds)
         spans.append(_turn_span(trajectory.id, turn, seen, (cursor, after)))
+        spans += _call_spans(trajectory.id, turn, cursor + _ns(turn.sample_seconds))
         cursor, seen = after, turn.observation
     return spans
 
@@ -82,7 +85,7 @@ def trace_info(trajectory: Trajectory, spans: list[Span], experiment: str, mlflo
 def _turn_span(trajectory_id: str, turn: Turn, seen: str, window: tuple[int, int]) -> Span:
     return _span(
         trajectory_id,
-        turn.index,
+        (*_SESSION, str(turn.index)),
         name=f"turn {turn.index}",
         kind="LLM",
         window=window,
@@ -99,9 +102,27 @@ def _turn_span(trajectory_id: str, turn: Turn, seen: str, window: tuple[int, int
     )
 
 
+def _call_spans(trajectory_id: str, turn: Turn, cursor: int) -> Iterator[Span]:
+    """The calls that were run, one after another, each with its part of the observation."""
+    start = 0
+    for place, (call, answer) in enumerate(zip(turn.calls, turn.answers, strict=False)):
+        after = cursor + _ns(answer.seconds)
+        yield _span(
+            trajectory_id,
+            (*_SESSION, str(turn.index), str(place)),
+            name=call.name,
+            kind="TOOL",
+            window=(cursor, after),
+            inputs=call.arguments,
+            outputs={"observation": turn.observation[start : answer.end]},
+            failed=answer.failed,
+        )
+        cursor, start = after, answer.end + 1
+
+
 def _span(
     trajectory_id: str,
-    turn: int | None,
+    path: tuple[str, ...],
     *,
     name: str,
     kind: str,
@@ -121,8 +142,8 @@ def _span(
     return Span.from_dict(
         {
             "trace_id": _base64(_hex(trajectory_id, 32)),
-            "span_id": _base64(_hex(f"{trajectory_id}/{'session' if turn is None else turn}", 16)),
-            "parent_span_id": None if turn is None else _base64(_hex(f"{trajectory_id}/session", 16)),
+            "span_id": _span_id(trajectory_id, path),
+            "parent_span_id": _span_id(trajectory_id, path[:-1]) if path[:-1] else None,
             "name": name,
             "start_time_unix_nano": window[0],
             "end_time_unix_nano": window[1],
@@ -132,6 +153,10 @@ def _span(
             "links": [],
         }
     )
+
+
+def _span_id(trajectory_id: str, path: tuple[str, ...]) -> str:
+    return _base64(_hex("/".join((trajectory_id, *path)), 16))
 
 
 def _hex(text: str, length: int) -> str:

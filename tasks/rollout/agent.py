@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_contracts.errors import UserError
-from data_contracts.records import Problem, Rollout, Sampling, Status, ToolCall, Trajectory, Turn
+from data_contracts.records import Answer, Problem, Rollout, Sampling, Status, ToolCall, Trajectory, Turn
+from tasks.rollout.calls import Answered
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.context import Piece, context_policy, observation
 from tasks.rollout.context.keep import Question
 from tasks.rollout.conversation import ChatLike, Conversation
 from tasks.rollout.engine import Completion, SampleRequest
-from tasks.rollout.environments.base import Listener, Session, ToolResult
+from tasks.rollout.environments.base import Listener, Session
 from tasks.rollout.segments import SegmentWriter
 from tasks.rollout.toolcalls import ParsedTurn
 from tasks.rollout.toolformats import FORMATS
@@ -159,40 +160,37 @@ class Agent:
             prompt_kept=self._policy.keeps_prompt(shown),
         )
 
-    def take_results(self, results: Sequence[ToolResult], seconds: float = 0.0) -> None:
+    def take_results(self, answers: Sequence[Answered] = ()) -> None:
         """What the calls of the last turn came back with, in order; ends the session or prepares the next turn."""
         if self._question:
             self._question = None
             self._policy.answered(self._format.parse(self._turns[-1].completion).content)
-        elif self._observe(results, seconds):
+        elif self._observe(answers):
             self.status, self._submitted = "completed", True
         if self.status is None:
             self._prepare()
 
-    def _observe(self, results: Sequence[ToolResult], seconds: float) -> bool:
+    def _observe(self, answers: Sequence[Answered]) -> bool:
         """Bring results into the record and the context; returns whether one ended the session."""
         turn = self._turns[-1]
-        given = iter(zip(results, self._policy.admit([result.text for result in results]), strict=True))
-        outcomes: list[ToolResult] = []
+        given = iter(zip(answers, self._policy.admit([answer.result.text for answer in answers]), strict=True))
+        outcomes: list[Answered] = []
         pieces: list[Piece] = []
         for call in turn.calls:
             if self._policy.owns(call):
-                result = self._policy.call(call)
-                piece = observation(result.text)
+                answered = Answered(self._policy.call(call), 0.0)
+                piece = observation(answered.result.text)
             else:
-                result, piece = next(given)
-            outcomes.append(result)
+                answered, piece = next(given)
+            outcomes.append(answered)
             pieces.append(piece)
-            if result.done:
+            if answered.result.done:
                 break
         pieces += [observation(error) for error in turn.call_errors]
         self._policy.observed(pieces)
-        failed = sum(result.failed for result in outcomes)
-        self._tool_errors += failed
-        seen = "\n".join(piece.message["content"] for piece in pieces)
-        changes = {"observation": seen, "tool_failed": failed > 0, "tool_seconds": seconds}
-        self._turns[-1] = turn.model_copy(update=changes)
-        return any(result.done for result in outcomes)
+        self._tool_errors += sum(answered.result.failed for answered in outcomes)
+        self._turns[-1] = turn.model_copy(update=_seen(pieces, outcomes))
+        return any(answered.result.done for answered in outcomes)
 
     def _prepare(self) -> None:
         """Make the next context, or end a session whose turns or tokens ran out."""
@@ -253,11 +251,17 @@ def _tools(session: Session, own: Sequence[dict[str, Any]]) -> list[dict[str, An
     return [*tools, *own]
 
 
-def run_calls(session: Session, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
-    """Run calls one after another until one is done; returns what came back and the seconds it took."""
-    start, results = time.perf_counter(), []
-    for call in calls:
-        results.append(session.call(call))
-        if results[-1].done:
-            break
-    return results, time.perf_counter() - start
+def _seen(pieces: Sequence[Piece], outcomes: Sequence[Answered]) -> dict[str, Any]:
+    """What a turn records of its observation, and of each call's part in it."""
+    texts = [piece.message["content"] for piece in pieces]
+    ends = [len("\n".join(texts[: place + 1])) for place in range(len(outcomes))]
+    answers = [
+        Answer(end=end, seconds=answered.seconds, failed=answered.result.failed)
+        for end, answered in zip(ends, outcomes, strict=True)
+    ]
+    return {
+        "observation": "\n".join(texts),
+        "answers": tuple(answers),
+        "tool_failed": any(answer.failed for answer in answers),
+        "tool_seconds": sum(answer.seconds for answer in answers),
+    }

@@ -19,10 +19,11 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from data_contracts.records import Problem, Rollout, Sampling, Status
-from tasks.rollout.agent import Agent, ChatLike, Job, run_calls
+from tasks.rollout.agent import Agent, ChatLike, Job
+from tasks.rollout.calls import Answered, Asked, answer, batches
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Completion, ContextFull, Engine, EngineError
-from tasks.rollout.environments.base import Session, ToolResult
+from tasks.rollout.environments.base import Session
 from tasks.rollout.in_flight import InFlight
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
@@ -42,11 +43,12 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Tool calls of a sampled turn, under way."""
+    """Tool calls of a sampled turn, under way: the turn at `place` of a batch."""
 
     flight: _Flight
     due: int
-    future: Future[tuple[list[ToolResult], float]]
+    future: Future[list[list[Answered]]]
+    place: int
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +145,7 @@ class Scheduler:
         self._tools = ThreadPoolExecutor(max_workers=config.tool_workers, thread_name_prefix="tools")
         self._flights: dict[str, _Flight] = {}
         self._sampling: set[str] = set()
+        self._asking: list[tuple[_Flight, Asked]] = []
         self._pending: list[_Pending] = []
         self._ended: list[Ended] = []
         self._polls = self._places = 0
@@ -206,13 +209,13 @@ class Scheduler:
         for pending in sorted(due, key=lambda pending: pending.flight.place):
             flight = pending.flight
             try:
-                results, seconds = pending.future.result()
+                answers = pending.future.result()[pending.place]
             except SandboxError as error:
                 self._fail(flight, "sandbox_error", str(error))
             except (OSError, TimeoutError) as error:
                 self._fail(flight, "tool_error", f"{type(error).__name__}: {error}")
             else:
-                flight.agent.take_results(results, seconds)
+                flight.agent.take_results(answers)
                 self._go_on(flight)
 
     def _due(self) -> list[_Pending]:
@@ -234,18 +237,26 @@ class Scheduler:
         for name, completion in completions:
             self._sampling.discard(name)
             self._take(self._flights[name], completion)
+        self._call_tools()
 
     def _take(self, flight: _Flight, completion: Completion) -> None:
-        agent, latency = flight.agent, self._config.tool_latency_polls
+        agent = flight.agent
         calls = agent.take_completion(completion)
         if calls:
-            future = self._tools.submit(run_calls, agent.session, calls)
-            due = self._polls + latency - self._polls % latency if latency else self._polls
-            self._pending.append(_Pending(flight, due, future))
+            self._asking.append((flight, Asked(agent.session, calls)))
             return
         if agent.status is None:
-            agent.take_results([])
+            agent.take_results()
         self._go_on(flight)
+
+    def _call_tools(self) -> None:
+        """Start the calls of the turns that ended with this poll."""
+        latency = self._config.tool_latency_polls
+        due = self._polls + latency - self._polls % latency if latency else self._polls
+        for batch in batches(self._asking, lambda asking: asking[1].session):
+            future = self._tools.submit(answer, [asked for _, asked in batch])
+            self._pending += [_Pending(flight, due, future, place) for place, (flight, _) in enumerate(batch)]
+        self._asking = []
 
     def _go_on(self, flight: _Flight) -> None:
         if flight.agent.status is None:

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from data_contracts.errors import UserError
-from data_contracts.records import Sampling, ToolCall, Trajectory, Turn
+from data_contracts.records import Answer, Sampling, ToolCall, Trajectory, Turn
 from models.mlflow_client import connect
 from tasks.traces import session_spans, trace_id
 from tasks.tracking import Tracker
@@ -149,6 +149,26 @@ def test_trace_has_a_span_for_each_turn_and_one_for_the_session(tracker: Tracker
         assert root.end_time_ns - root.start_time_ns == 3_000_000_000
     assert trace.info.trace_metadata["mlflow.sourceRun"] == tracker.mlflow_run
     assert trace.info.tags["ratchet.outcome"] == "True" and trace.info.tags["ratchet.iteration"] == "3"
+
+
+def test_calls_have_spans_below_their_turn_each_with_its_part_of_what_came_back(tracker: Tracker, home: Path) -> None:
+    asked = (ToolCall(name="read", arguments={}), ToolCall(name="fly", arguments={"to": "é"}), ToolCall(name="never"))
+    answers = (Answer(end=5, seconds=0.25), Answer(end=14, seconds=0.5, failed=True))
+    plain = session("calls", 2)
+    busy = plain.turns[1].model_copy(
+        update={"calls": asked, "answers": answers, "observation": "1 one\nno wings\nerror: ...", "tool_seconds": 0.75}
+    )
+    tracker.log_trajectory_trace(plain.model_copy(update={"turns": (plain.turns[0], busy)}))
+    spans = {span.name: span for span in connect(uri(home)).get_trace(trace_id("calls")).data.spans}
+    assert set(spans) == {"session", "turn 0", "turn 1", "read", "fly"}
+    read, fly, turn = spans["read"], spans["fly"], spans["turn 1"]
+    assert read.parent_id == fly.parent_id == turn.span_id
+    assert (read.inputs, read.outputs) == ({}, {"observation": "1 one"})
+    assert (fly.inputs, fly.outputs) == ({"to": "é"}, {"observation": "no wings"})
+    assert [span.span_type for span in (turn, read, fly)] == ["LLM", "TOOL", "TOOL"]
+    assert [str(span.status.status_code.value) for span in (read, fly)] == ["OK", "ERROR"]
+    assert read.start_time_ns == turn.start_time_ns + 500_000_000
+    assert (read.end_time_ns, fly.end_time_ns) == (fly.start_time_ns, turn.end_time_ns)
 
 
 def test_many_traces_are_found_from_the_run(tracker: Tracker, home: Path) -> None:

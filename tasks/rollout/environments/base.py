@@ -9,7 +9,7 @@ one problem. Adding one is a module here and a line in `environments/__init__.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from data_contracts.records import Check, Problem, ToolCall
@@ -98,6 +98,18 @@ class Listener(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class Batched(Session, Protocol):
+    """A session whose calls are cheaper in one go with those of others: of sessions with an equal `batch`."""
+
+    @property
+    def batch(self) -> Hashable: ...
+
+    def call_together(self, calls: Sequence[tuple[Session, ToolCall]]) -> Sequence[ToolResult]:
+        """Answer one call each of different sessions of this batch, in their order; what it raises, all of them had."""
+        ...
+
+
 class Environment(Protocol):
     """A kind of problem. Its methods are called from many threads at once, so it holds no state of a session."""
 
@@ -112,10 +124,6 @@ class Environment(Protocol):
         """A fresh session; what the agent runs runs in `sandboxes`."""
         ...
 
-    def call_together(self, calls: Sequence[tuple[Session, ToolCall]]) -> list[ToolResult]:
-        """Answer calls of different sessions, in their order."""
-        ...
-
     def verify(self, problem: Problem, files: Mapping[str, str], pool: Any) -> Verified:
         """Judge what was handed in, where no agent ever was; raises SandboxError and VerifierError."""
         ...
@@ -123,13 +131,6 @@ class Environment(Protocol):
     def trial(self, problem: Problem, files: Mapping[str, str], pool: Any) -> Trial:
         """Run every check on the files as intake does; raises SandboxError and VerifierError."""
         ...
-
-
-class OneByOne:
-    """Takes calls of several sessions one after another: for environments that gain nothing from a batch."""
-
-    def call_together(self, calls: Sequence[tuple[Session, ToolCall]]) -> list[ToolResult]:
-        return [session.call(call) for session, call in calls]
 
 
 class FileSession:

@@ -14,7 +14,6 @@ from tasks.rollout.environments.base import (
     CheckSide,
     Failure,
     FileSession,
-    OneByOne,
     ToolResult,
     Trial,
     Verified,
@@ -40,7 +39,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Repair(OneByOne):
+class Repair:
     """Python modules with bugs; the checks are Python code, judged outside of the process that holds the agent's."""
 
     must_tell: tuple[CheckSide, ...] = ("hidden", "visible")

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_contracts.records import Check, Problem
-from tasks.rollout.environments.base import CheckSide, Failure, OneByOne, Trial, Verified, other_kind
+from tasks.rollout.environments.base import CheckSide, Failure, Trial, Verified, other_kind
 from tasks.rollout.environments.handed_in import handed_in, refusal
 from tasks.rollout.environments.project import ProjectSession
 from tasks.rollout.sandbox import Ended, SandboxResult, WarmPool
@@ -25,7 +25,7 @@ from tasks.rollout.sandbox import Ended, SandboxResult, WarmPool
 _CONTROL = "it passes with the control files laid over as well, so its exit code says nothing"
 
 
-class Workspace(OneByOne):
+class Workspace:
     """Projects whose checks are commands; see the module's text for what a verdict rests on."""
 
     must_tell: tuple[CheckSide, ...] = ("hidden",)

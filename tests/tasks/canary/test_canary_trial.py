@@ -19,8 +19,9 @@ from tasks.canary.live import Client, Desk, Job, play_all
 from tasks.canary.routing import Served, position
 from tasks.canary.trial import run_trial
 from tasks.drift.tables import audit_table, session_table
-from tasks.rollout.agent import Agent, run_calls
+from tasks.rollout.agent import Agent
 from tasks.rollout.agent import Job as RolloutJob
+from tasks.rollout.calls import run_calls
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import EngineError
 from tasks.rollout.environments import open_session
@@ -135,7 +136,7 @@ def test_a_live_session_is_token_for_token_what_a_rollout_is(
         while not (ended := slot_engine.poll()):
             pass
         calls = agent.take_completion(ended[0][1])
-        agent.take_results(run_calls(agent.session, calls)[0])
+        agent.take_results(run_calls(agent.session, calls))
     turns = agent.finish().trajectory.turns
     assert list(served["prompt_tokens"]) == [turn.prompt_tokens for turn in turns]
     assert list(served["completion_tokens"]) == [turn.completion_tokens for turn in turns]

@@ -13,7 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from data_contracts.records import Check, Limits, Problem, Rollout, Sampling, ToolCall
 from models.chat import Chat
 from models.starter import train_tokenizer
-from tasks.rollout.agent import Agent, Job, run_calls
+from tasks.rollout.agent import Agent, Job
+from tasks.rollout.calls import run_calls
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Completion
 from tasks.rollout.environments.base import ToolResult
@@ -123,7 +124,7 @@ class Driver:
         done = Completion(ids, logprobs, reason, "policy-00000", "d" * 8, len(request.token_ids), 0, 0.5)
         calls = agent.take_completion(done)
         if agent.status is None:
-            agent.take_results(*run_calls(self.session, calls))
+            agent.take_results(run_calls(self.session, calls))
         return request
 
     def finish(self) -> Rollout:

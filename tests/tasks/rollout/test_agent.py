@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -252,3 +253,15 @@ def test_a_listener_hears_messages_that_were_read_and_takes_one_without_call_as_
     if status:
         trajectory = driver.finish().trajectory
         assert (trajectory.submitted, trajectory.turns[-1].call_errors) == (True, ())
+
+
+def test_each_call_has_its_part_of_the_observation(drive: Drive) -> None:
+    driver = drive(turns=1, max_turn_tokens=100)
+    asked = [{"name": "look", "arguments": {"n": 2}}, {"name": "fly", "arguments": {}}]
+    driver.say("".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in asked) + "<tool_call>{</tool_call>")
+    (turn,) = driver.finish().trajectory.turns
+    ends = [0, *(answer.end + 1 for answer in turn.answers)]
+    parts = [turn.observation[start : answer.end] for start, answer in zip(ends, turn.answers, strict=False)]
+    assert parts == ["line line ", "error: no tool fly"]
+    assert [answer.failed for answer in turn.answers] == [False, True]
+    assert turn.observation[ends[-1] :].startswith("error: ") and len(turn.call_errors) == 1

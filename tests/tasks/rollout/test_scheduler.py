@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from data_contracts.records import Problem, Rollout, Sampling
+from data_contracts.records import Problem, Rollout, Sampling, ToolCall
 from models.chat import Chat
 from tasks.rollout.agent import Job
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Completion, ContextFull, EngineError, Pressure, SampleRequest
+from tasks.rollout.environments.base import ToolResult
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import SandboxError
 from tasks.rollout.scheduler import run_sessions
@@ -59,6 +60,8 @@ def settled(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
         del row["trajectory"]["seconds"]
         for turn in row["trajectory"]["turns"]:
             del turn["sample_seconds"], turn["tool_seconds"]
+            for answer in turn["answers"]:
+                del answer["seconds"]
         result.append(row)
     return result
 
@@ -111,6 +114,45 @@ def test_results_that_join_when_they_are_there_wait_for_no_slower_tool(
     assert heard[-1] == jobs[0].trajectory_id
     plain = go(jobs, make_engine(), coded, playground)
     assert [r.segments[0].token_ids for r in rollouts] == [r.segments[0].token_ids for r in plain]
+
+
+def test_calls_that_go_together_go_as_one_batch_and_change_nothing_else(
+    jobs: list[Job], make_engine: MakeEngine, coded: CodedChat, playground: Any
+) -> None:
+    sizes: list[int] = []
+
+    class Together(playground):  # type: ignore[misc]
+        """Sessions on problems with names of one length share their calls."""
+
+        @property
+        def batch(self) -> int:
+            return len(self.problem.id) % 2
+
+        def call_together(self, calls: Sequence[tuple[Any, ToolCall]]) -> list[ToolResult]:
+            assert len({session.batch for session, _ in calls}) == 1
+            sizes.append(len(calls))
+            return [session.call(call) for session, call in calls]
+
+    apart = go(jobs, make_engine(slots=16), coded, playground, capacity=16)
+    together = go(jobs, make_engine(slots=16), coded, Together, capacity=16)
+    assert settled(together) == settled(apart)
+    assert sum(sizes) == sum(len(turn.answers) for rollout in apart for turn in rollout.trajectory.turns)
+    assert max(sizes) > 2
+
+
+def test_a_batch_that_fails_fails_for_all_its_sessions(
+    jobs: list[Job], make_engine: MakeEngine, coded: CodedChat, playground: Any
+) -> None:
+    class Broken(playground):  # type: ignore[misc]
+        batch = 0
+
+        def call_together(self, calls: Sequence[tuple[Any, ToolCall]]) -> list[ToolResult]:
+            raise SandboxError("the simulator is gone")
+
+    rollouts = go(jobs, make_engine(), coded, Broken, retries=1)
+    called = [rollout.trajectory for rollout in rollouts if rollout.trajectory.status == "sandbox_error"]
+    assert called and all(trajectory.detail == "the simulator is gone" for trajectory in called)
+    assert {rollout.trajectory.status for rollout in rollouts} <= {"sandbox_error", "out_of_turns", "out_of_tokens"}
 
 
 def test_logprobs_of_whole_rollouts_equal_a_teacher_forced_forward_at_every_sampled_position(

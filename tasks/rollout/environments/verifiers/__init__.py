@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from data_contracts.errors import UserError
 from data_contracts.records import Origin, Problem
-from tasks.rollout.environments.base import CheckSide, Failure, OneByOne, Trial, Verified, VerifierError, other_kind
+from tasks.rollout.environments.base import CheckSide, Failure, Trial, Verified, VerifierError, other_kind
 from tasks.rollout.environments.verifiers.client import Host, HostError, TasksetError
 from tasks.rollout.environments.verifiers.session import LEFT, TRANSCRIPT, PlayError, Said, VerifiersSession, begun
 from tasks.rollout.sandbox import SandboxError, WarmPool
@@ -37,7 +37,7 @@ VALIDATE = "validate"
 _MISSING = "the package verifiers is not installed: pip install 'ratchetrl[verifiers]'"
 
 
-class Verifiers(OneByOne):
+class Verifiers:
     """Tasks of `verifiers` tasksets; the hidden checks say from which reward on a task counts as solved."""
 
     must_tell: tuple[CheckSide, ...] = ("hidden",)

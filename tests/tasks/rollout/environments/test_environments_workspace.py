@@ -268,12 +268,6 @@ def test_the_state_of_a_session_is_kept_and_put_back(pool: WarmPool) -> None:
     assert other.files == {**PROBLEM.files, "shop/new.py": "x = 1\n"} and other.visible == (1, 1)
 
 
-def test_calls_of_several_sessions_are_answered_in_order(pool: WarmPool) -> None:
-    sessions = [open_session(problem(files={"a.py": text}, solution={"a.py": ""}), pool) for text in ("one", "two")]
-    calls = [(session, ToolCall(name="read", arguments={"path": "a.py"})) for session in sessions]
-    assert [result.text for result in WORKSPACE.call_together(calls)] == ["1 one", "1 two"]
-
-
 @pytest.mark.parametrize(
     "wrong", [Verified(float("nan"), 0, 1), Verified(float("inf"), 1, 1), Verified(1.5, 1, 1), Verified(-0.1, 0, 1),
               Verified(1.0, 2, 1), Verified(1.0, 0, 0)]
