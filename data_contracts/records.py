@@ -197,8 +197,8 @@ class Segment(Record):
 
     `loss_mask` is 1 exactly at sampled tokens; there `rollout_logprobs` is the log-probability (nats, under the
     sampling temperature) the token was drawn with, elsewhere it is 0. `turn_index` is the turn a token belongs to:
-    a turn's prompt increment and its completion carry the same index. `policy_numbers` is there where the rollout went
-    on under a newer policy version: the number of the version that sampled each token, -1 where none did.
+    a turn's prompt increment and its completion carry the same index. `policy_numbers` is there where rollouts may
+    be ahead of training: the number of the version that sampled each token, -1 where none did.
     """
 
     trajectory_id: str

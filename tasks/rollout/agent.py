@@ -70,6 +70,7 @@ class Agent:
         self._detail, self._submitted = "", False
         self._chat, self._sampling, self._seed = chat, sampling, sampling.seed
         self._max_turn_tokens, self._left = config.max_turn_tokens, job.problem.limits.tokens
+        self._numbered = config.max_staleness > 0
         self._format = FORMATS[config.tool_format]
         self._segments = SegmentWriter()
         self._turns: list[Turn] = []
@@ -239,7 +240,7 @@ class Agent:
             visible_total=passed_total[1] if passed_total else 0,
             seconds=time.perf_counter() - self._started,
         )
-        return Rollout(trajectory=trajectory, segments=self._segments.build(job.trajectory_id))
+        return Rollout(trajectory=trajectory, segments=self._segments.build(job.trajectory_id, numbered=self._numbered))
 
 
 def _tools(session: Session, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

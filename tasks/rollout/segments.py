@@ -63,10 +63,12 @@ class SegmentWriter:
             raise ValueError(f"{len(token_ids)} sampled tokens have {len(logprobs)} log-probabilities")
         self._segments[-1].add(token_ids, 1, logprobs, turn, version)
 
-    def build(self, trajectory_id: str) -> tuple[Segment, ...]:
-        """The segments that something was sampled in, each up to its last sampled token."""
+    def build(self, trajectory_id: str, *, numbered: bool = False) -> tuple[Segment, ...]:
+        """The segments that something was sampled in, each up to its last sampled token.
+
+        `numbered`: with the number of each token's policy version, which may be another than its batch's.
+        """
         kept = [columns for columns in self._segments if any(columns.loss_mask)]
-        several = len({version for columns in kept for version in columns.versions if version}) > 1
         return tuple(
             Segment(
                 trajectory_id=trajectory_id,
@@ -75,7 +77,7 @@ class SegmentWriter:
                 loss_mask=columns.loss_mask[: columns.sampled_end],
                 rollout_logprobs=columns.logprobs[: columns.sampled_end],
                 turn_index=columns.turns[: columns.sampled_end],
-                policy_numbers=_numbers(columns) if several else None,
+                policy_numbers=_numbers(columns) if numbered else None,
             )
             for index, columns in enumerate(kept)
         )

@@ -96,7 +96,7 @@ def test_what_is_unfinished_goes_on_under_the_next_version_and_each_token_keeps_
             batches.append(run.stream.collect(number, jobs_of(make_problem, number), ahead))
             assert run.begun <= (number + 2) * BATCH
         assert run.scheduler.idle
-    mixed = 0
+    mixed = behind = 0
     for number, batch in enumerate(batches):
         assert [r.trajectory.id for r in batch] == [job.trajectory_id for job in jobs_of(make_problem, number)]
         for rollout in batch:
@@ -107,14 +107,16 @@ def test_what_is_unfinished_goes_on_under_the_next_version_and_each_token_keeps_
             assert all(turn.policy_digest == f"digest-{turn.policy_version[-1]}" for turn in trajectory.turns)
             assert trajectory.policy_version == versions[-1]
             assert sum(segment.loss_mask) == trajectory.sampled_tokens <= 70
-            assert (segment.policy_numbers is not None) == (len(set(versions)) > 1)
-            numbers = segment.policy_numbers or [int(versions[0][-1])] * len(segment.token_ids)
-            mixed += segment.policy_numbers is not None
+            numbers = segment.policy_numbers
+            assert numbers is not None, "also where one version sampled all of it: it may be another than the batch's"
+            assert {n for n in numbers if n >= 0} == {int(version[-1]) for version in versions}
+            mixed += len(set(versions)) > 1
+            behind += set(versions) == {f"policy-{number - 1:05d}"}
             forced = {v: [0.0, *engine.teacher_force(v, segment.token_ids)] for v in set(versions)}
             for t, sampled in enumerate(segment.loss_mask):
                 if sampled:
                     assert abs(segment.rollout_logprobs[t] - forced[f"policy-{numbers[t]:05d}"][t]) < 1e-5
-    assert mixed >= 3
+    assert mixed >= 3 and behind >= 1
     assert all(len((tmp_path / f"{n}.jsonl").read_bytes().splitlines()) == BATCH for n in range(4))
 
 
@@ -148,6 +150,7 @@ def test_without_staleness_nothing_is_begun_early(
             run.serve(number)
             batch = run.stream.collect(number, jobs_of(make_problem, number))
             assert run.scheduler.idle and run.begun == (number + 1) * BATCH
+            assert all(segment.policy_numbers is None for rollout in batch for segment in rollout.segments)
             assert {t.policy_version for r in batch for t in r.trajectory.turns} == {f"policy-{number:05d}"}
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from data_contracts.records import Rollout, Sampling
-from data_contracts.store import read_json
+from data_contracts.store import read_json, read_segments
 from models.chat import Chat
 from models.fingerprint import digest_folder
 from models.policy import Base, LoraSpec, adapter_state, init_adapter, load_base, trainable_policy, write_adapter
@@ -325,7 +325,7 @@ def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
     changes = {
         "iterations": 2, "rollout.engine": "vllm", "rollout.vllm.endpoints": json.dumps([served.endpoints[0].url]),
         "curriculum.train_problems": "{ short = 16 }", "curriculum.problems_per_iteration": 4,
-        "evaluation.problems": "{ short = 24 }",
+        "evaluation.problems": "{ short = 24 }", "rollout.max_staleness": 1, "rollout.capacity": 12,
     }  # fmt: skip
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     recipe = ROOT / "infra" / "recipes" / "smoke.toml"
@@ -341,6 +341,8 @@ def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
     assert {gate["verdict"] for gate in gates} == {"PASS"}
     for number in range(2):
         assert 0 < read_json(run.iteration(number).metrics)["mismatch.max_abs_diff"] < 1e-4
+    begun_early = [n for s in read_segments(run.iteration(1).segments) for n in s.policy_numbers or () if n >= 0]
+    assert 0 in begun_early and set(begun_early) <= {0, 1}
 
 
 class Watched(VllmEngine):
