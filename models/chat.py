@@ -62,6 +62,8 @@ class Chat:
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text as it stands, special tokens read as such."""
+        if self.tokenizer.is_fast:  # the same ids at half the cost of the call below, which is every turn's
+            return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def observation(self, texts: Sequence[str], *, closed: bool) -> list[int]:

@@ -205,7 +205,6 @@ class Scheduler:
     def _join(self) -> None:
         """Bring back the turns whose tools are due."""
         due = self._due()
-        self._pending = [pending for pending in self._pending if pending not in due]
         for pending in sorted(due, key=lambda pending: pending.flight.place):
             flight = pending.flight
             try:
@@ -219,12 +218,17 @@ class Scheduler:
                 self._go_on(flight)
 
     def _due(self) -> list[_Pending]:
-        """By the count of polls, all of them when there is nothing else to sample; or those that are there."""
-        if not self._config.joins_when_ready:
-            return [pending for pending in self._pending if not self._sampling or pending.due <= self._polls]
-        if not self._sampling:
+        """Take out what is due by the count of polls, or all when nothing else is sampled; or what is there."""
+        by_clock = self._config.joins_when_ready
+        if by_clock and not self._sampling:
             wait([pending.future for pending in self._pending], return_when=FIRST_COMPLETED)
-        return [pending for pending in self._pending if pending.future.done()]
+        due: list[_Pending] = []
+        later: list[_Pending] = []
+        for pending in self._pending:
+            ready = pending.future.done() if by_clock else not self._sampling or pending.due <= self._polls
+            (due if ready else later).append(pending)
+        self._pending = later
+        return due
 
     def _poll(self) -> None:
         try:

@@ -48,6 +48,8 @@ Answers = dict[str, list[list[ToolResult]]]
 """What the calls of recorded sessions came back with, by problem, in the order of its jobs."""
 SLOW = 0.2
 GROUP = 8
+TRL_SESSIONS = 256
+"""TRL makes so many of the sessions: all in step, so that its rate does not depend on how many there are."""
 
 
 class Side(NamedTuple):
@@ -56,6 +58,7 @@ class Side(NamedTuple):
     name: str
     seconds: float
     tokens: int
+    sessions: int
 
 
 class Recorded:
@@ -133,15 +136,16 @@ class Bench:
 class Trl:
     """`trl_side.py`, which waits in its own process for its turn."""
 
-    def __init__(self, python: Path, model: Path, problems: Path) -> None:
+    def __init__(self, python: Path, model: Path, pack: Path, problems: int) -> None:
         command = [str(python), str(Path(__file__).with_name("trl_side.py")), f"--model={model}"]
         self._process = subprocess.Popen(
-            [*command, f"--problems={problems}", f"--group={GROUP}"],
+            [*command, f"--problems={pack}", f"--group={GROUP}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
         )
+        self._sessions = GROUP * problems
         self._answer()
 
     def measure(self) -> Side:
@@ -149,7 +153,7 @@ class Trl:
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         answer = self._answer()
-        return Side("TRL's GRPO trainer, real tools", answer["seconds"], int(answer["tokens"]))
+        return Side("TRL's GRPO trainer, real tools", answer["seconds"], int(answer["tokens"]), self._sessions)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -223,20 +227,21 @@ def measure(bench: Bench, vllm: Engine | None, trl: Trl | None) -> list[Side]:
     """Every side once; raises SystemExit where one did not sample what the record has."""
     rollouts, kept = record(bench)
     wanted = [rollout.segments[0].token_ids for rollout in rollouts]
-    sides = [Side("ceiling", *ceiling(bench, rollouts))]
+    count = len(rollouts)
+    sides = [Side("ceiling", *ceiling(bench, rollouts), count)]
     for name, seconds, how in (
         ("instant tools", 0.0, {}),
         (f"tools of {SLOW:g} s", SLOW, {"tool_workers": bench.in_flight, "tool_latency_polls": 0}),
     ):
         took, made = bench.recorded(kept, seconds, **how)
-        sides.append(Side(name, took, tokens_of(made)))
+        sides.append(Side(name, took, tokens_of(made), count))
     took, made = bench.real(bench.engine())
     if [rollout.segments[0].token_ids for rollout in made] != wanted:
         raise SystemExit("the same jobs gave other tokens: these times are not of the same work")
-    sides.append(Side("real tools", took, tokens_of(made)))
+    sides.append(Side("real tools", took, tokens_of(made), count))
     if vllm is not None:
         took, made = bench.real(vllm)
-        sides.append(Side("real tools, vLLM", took, tokens_of(made)))
+        sides.append(Side("real tools, vLLM", took, tokens_of(made), count))
     if trl is not None:
         sides.append(trl.measure())
     return sides
@@ -247,7 +252,7 @@ def rate_of(side: Side) -> float:
     return side.tokens / side.seconds
 
 
-def show(repeats: Sequence[Sequence[Side]], sessions: int) -> None:
+def show(repeats: Sequence[Sequence[Side]]) -> None:
     print("| side | sessions/s | sampled tokens/s | tokens/s to the ceiling |\n|---|---|---|---|")
     for place, side in enumerate(repeats[0]):
         mine = [one[place] for one in repeats]
@@ -255,7 +260,7 @@ def show(repeats: Sequence[Sequence[Side]], sessions: int) -> None:
             (one.tokens / one.seconds) / (all_[0].tokens / all_[0].seconds)
             for one, all_ in zip(mine, repeats, strict=True)
         ]
-        per_second = statistics.median(sessions / one.seconds for one in mine)
+        per_second = statistics.median(one.sessions / one.seconds for one in mine)
         rate = statistics.median(map(rate_of, mine))
         print(f"| {side.name} | {per_second:.1f} | {rate:,.0f} | {statistics.median(ratios):.2f} |")
 
@@ -291,14 +296,14 @@ def trl_side(python: Path | None, model: Path, problems: Sequence[Problem]) -> I
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder, "problems.jsonl")
         pack.write_text("".join(problem.model_dump_json() + "\n" for problem in problems))
-        with closing(Trl(python, model, pack)) as trl:
+        with closing(Trl(python, model, pack, len(problems))) as trl:
             yield trl
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rollout throughput, as shares of what the engine alone can do.")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "starter", help="folder of the base model")
-    parser.add_argument("--sessions", type=int, default=768)
+    parser.add_argument("--sessions", type=int, default=1536)
     parser.add_argument("--in-flight", type=int, default=256, help="sessions at a time, on every side of ours")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--vllm", action="store_true", help="also one vLLM server (make vllm)")
@@ -311,10 +316,10 @@ def main() -> None:
     with (
         WarmPool(2, "agent") as pool,
         vllm_engine(base, given.vllm) as vllm,
-        trl_side(given.trl, given.model, problems) as trl,
+        trl_side(given.trl, given.model, problems[: TRL_SESSIONS // GROUP]) as trl,
     ):
         bench = Bench(base, jobs, pool, given.in_flight)
-        show([measure(bench, vllm, trl) for _ in range(given.repeats)], len(jobs))
+        show([measure(bench, vllm, trl) for _ in range(given.repeats)])
         if given.memory:
             memory(bench, given.memory)
 
