@@ -48,6 +48,37 @@ def alive() -> Callable[[str], list[str]]:
     return found
 
 
+@pytest.fixture(scope="session")
+def descendants() -> Callable[[int], set[int]]:
+    """Ids of the living processes that come from one, those included whose environment or title is their own."""
+
+    def found(pid: int) -> set[int]:
+        children: set[int] = set()
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            children |= {int(child) for child in file.read_text().split()}
+        return children.union(*map(found, children))
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def living() -> Callable[[set[int]], set[int]]:
+    """Those of some processes that have not ended; a zombie has."""
+
+    def found(pids: set[int]) -> set[int]:
+        left = set()
+        for pid in pids:
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                left.add(pid)
+        return left
+
+    return found
+
+
 @pytest.fixture(params=TEMPLATES)
 def template(request: pytest.FixtureRequest, chats: dict[str, Chat]) -> Chat:
     """Each of the three in turn."""
