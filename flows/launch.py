@@ -13,7 +13,7 @@ from rich.console import Console
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld
 from flows import progress
-from flows.cancel import RunCancelled, cancellable
+from flows.cancel import RunCancelled, run_cancellable
 from flows.closing import show_summary
 from flows.recipe import Recipe
 from flows.runs import choose_run, state_of
@@ -60,8 +60,7 @@ def _run(recipe: Recipe, home: Path, run: RunFolder) -> GateHeld | None:
     from flows.post_train import post_train
 
     try:
-        with cancellable(post_train) as flow:
-            flow(recipe=recipe, home=str(home), run=str(run.root))
+        run_cancellable(post_train, {"recipe": recipe, "home": str(home), "run": str(run.root)})
     except GateHeld as held:
         return held
     except RunCancelled as cancelled:

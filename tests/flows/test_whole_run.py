@@ -156,6 +156,7 @@ def cancel(process: subprocess.Popen[str], home: Path, log: Path) -> None:
     with httpx.Client(base_url=f"{url}/api", trust_env=False, timeout=60) as api:
         (flow_run,) = api.post("/flow_runs/filter", json=newest).json()
         assert flow_run["state_type"] == "RUNNING"
+        assert flow_run["deployment_id"], "the UI offers no Cancel for a run without a deployment"
         state = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
         assert api.post(f"/flow_runs/{flow_run['id']}/set_state", json=state).status_code == 201
     assert process.wait(300) == 4
