@@ -19,7 +19,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data_contracts.records import Check, Limits, Problem, Rollout, Sampling, ToolCall
 from models.chat import Chat
-from models.policy import Base, LoraSpec, adapter_state, init_adapter, load_base, trainable_policy, write_adapter
+from models.policy import (
+    Base,
+    LoraSpec,
+    adapter_state,
+    init_adapter,
+    load_base,
+    merged_model,
+    trainable_policy,
+    write_adapter,
+)
 from models.starter import train_tokenizer
 from tasks.curriculum.generator import generate
 from tasks.rollout.agent import Agent, Job, run_calls
@@ -162,16 +171,19 @@ ROOT = Path(__file__).parents[3]
 STARTER = ROOT / "models" / "starter"
 OWNER = """
 import json, sys
+from contextlib import closing
 from pathlib import Path
 from tasks.rollout.vllm_config import VllmConfig
-from tasks.rollout.vllm_server import vllm_servers, wait_up
+from tasks.rollout.vllm_server import Servers
 config, base, logs = sys.argv[1:]
-with vllm_servers(VllmConfig.model_validate_json(config), base, Path(logs)) as services:
-    wait_up(services, 900.0)
-    print(json.dumps([[s.url, str(s.log), s.process.pid] for s in services]), flush=True)
-    sys.stdin.read()
+with closing(Servers(VllmConfig.model_validate_json(config), base, Path(logs))) as servers:
+    asked = "\\n"
+    while asked:
+        up = servers.start(Path(asked.strip()) if asked.strip() else None)
+        print(json.dumps([[url, str(log)] for url, log in up]), flush=True)
+        asked = sys.stdin.readline()
 """
-"""Starts servers as a run does, and is there to be killed as a run may be."""
+"""Starts servers as a run does, over other weights when asked, and is there to be killed as a run may be."""
 
 
 @dataclass(frozen=True)
@@ -186,22 +198,40 @@ class Server:
     @property
     def processes(self) -> list[str]:
         """What lives of it: all that it starts is of its session, whatever they call themselves."""
-        return [line for pid, session, line in living() if session == self.service or pid == self.supervisor]
+        return [line for pid, session, line in processes() if session == self.service or pid == self.supervisor]
 
     def kill(self) -> None:
         """SIGKILL for the server itself; its supervisor and its engine's processes are left to see to that."""
         os.kill(self.service, signal.SIGKILL)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Served:
-    """Two servers of the starter model, and adapters for it."""
+    """Two servers of the starter model, and policy versions for it."""
 
     base: Base
     config: VllmConfig
     owner: subprocess.Popen[str]
     servers: list[Server]
     home: Path
+
+    def hear(self) -> list[Endpoint]:
+        """Wait for the servers that the owner starts."""
+        assert self.owner.stdout is not None
+        up = json.loads(self.owner.stdout.readline() or "[]")
+        assert len(up) == self.config.servers, "the servers did not come up: their owner has said why"
+        supervisors = sorted(children(self.owner.pid))
+        self.servers = [
+            Server(url, Path(log), pid, *children(pid)) for (url, log), pid in zip(up, supervisors, strict=True)
+        ]
+        return self.endpoints
+
+    def restart(self, weights: Path | None) -> list[Endpoint]:
+        """Have the owner start them anew over a model folder."""
+        assert self.owner.stdin is not None
+        self.owner.stdin.write(f"{weights or ''}\n")
+        self.owner.stdin.flush()
+        return self.hear()
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -220,9 +250,17 @@ class Served:
             write_adapter(adapter_state(model), model.peft_config["default"], out)
         return out
 
-    def logprobs(self, adapter: Path | None, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+    def whole(self, name: str, adapter: Path) -> Path:
+        """A model folder: the base with an adapter merged into its weights."""
+        out = self.home / "policies" / name
+        if not out.exists():
+            merged_model(self.base, adapter).save_pretrained(out)
+            self.base.tokenizer.save_pretrained(out)
+        return out
+
+    def logprobs(self, path: Path | None, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
         """By the trainer's side: transformers with the adapter, in float32."""
-        return trainers_logprobs(self.base)(adapter, tokens, [temperature] * (len(tokens) - 1))
+        return trainers_logprobs(self.base)(path, tokens, [temperature] * (len(tokens) - 1))
 
     def sessions(
         self, engine: Engine, pool: WarmPool, jobs: Sequence[Job], version: str, temperature: float,
@@ -238,15 +276,12 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two servers take 80 s to come up: one pair for all tests, of which the last end it."""
     home = tmp_path_factory.mktemp("vllm")
-    config = VllmConfig(servers=2, max_model_len=1024, threads=1)
+    config = VllmConfig(servers=2, max_model_len=1024, threads=1, reload=True, start_seconds=1200)
     command = [sys.executable, "-c", OWNER, config.model_dump_json(), str(STARTER), str(home / "logs")]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-        base = load_base(STARTER)
-        assert owner.stdout is not None
-        up = json.loads(owner.stdout.readline() or "[]")
-        assert len(up) == 2, "the servers did not come up: the owner has said why on standard error"
-        servers = [Server(url, Path(log), pid, *children(pid)) for url, log, pid in up]
-        yield Served(base, config, owner, servers, home)
+        served = Served(load_base(STARTER), config, owner, [], home)
+        served.hear()
+        yield served
 
 
 @pytest.fixture(scope="session")
@@ -264,7 +299,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def living() -> Iterator[tuple[int, int, str]]:
+def processes() -> Iterator[tuple[int, int, str]]:
     """Processes that are no zombies: id, session, command line."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import torch
 
+from data_contracts.errors import UserError
 from data_contracts.store import read_json
 from models.chat import Chat
 from models.fingerprint import digest_folder
@@ -117,7 +118,7 @@ def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmE
 
 @pytest.mark.parametrize(
     ("version", "scale", "says"),
-    [("policy-00018", 0.02, "does not serve policy-00018"), ("policy-10018", 2e-6, "the adapter did not reach it")],
+    [("policy-00018", 0.02, "does not serve policy-00018"), ("policy-10018", 2e-6, "they did not reach it")],
     ids=["a change above the limit", "a change below it"],
 )
 def test_an_adapter_that_never_reached_the_server_does_not_serve(
@@ -234,8 +235,15 @@ def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(eng
     assert engine.poll() == []
 
 
-def test_two_iterations_of_the_loop(served: Any, tmp_path: Path) -> None:
-    """`ratchet run` from problems to release, sampled by a server that runs already."""
+def test_full_weights_are_refused_on_servers_that_are_not_ours(engine: VllmEngine, served: Any) -> None:
+    whole = served.whole("policy-00005", served.adapter(OLD, 0.02))
+    with pytest.raises(UserError, match=r"leave rollout\.vllm\.endpoints out"):
+        engine.load_adapter("policy-00005", whole)
+    assert worst(engine.teacher_force(OLD, tokens(20)), served.logprobs(served.adapter(OLD, 0.02), tokens(20))) < 1e-4
+
+
+def test_two_iterations_of_the_loop_through_kill_9(served: Any, tmp_path: Path) -> None:
+    """`ratchet run` from problems to release, sampled by a server that runs already, killed among its rollouts."""
     changes = {
         "iterations": 2, "rollout.engine": "vllm", "rollout.vllm.endpoints": json.dumps([served.endpoints[0].url]),
         "curriculum.train_problems": "{ short = 16 }", "curriculum.problems_per_iteration": 4,
@@ -244,8 +252,22 @@ def test_two_iterations_of_the_loop(served: Any, tmp_path: Path) -> None:
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     recipe = ROOT / "infra" / "recipes" / "smoke.toml"
     command = [sys.executable, "-m", "flows.cli", "run", str(recipe), "--home", str(tmp_path), *given]
+
+    def finished() -> list[str]:
+        journals = tmp_path.glob("smoke-*/iterations/00000/journal.jsonl")
+        return [line for journal in journals for line in journal.read_text().split("\n")[:-1]]
+
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while len(finished()) < 3:
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.02)
+        process.kill()
+    before = finished()
+    assert 3 <= len(before) < 16
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert finished()[: len(before)] == before, "a finished rollout was made again"
+    assert len({json.loads(line)["trajectory"]["id"] for line in finished()}) == len(finished()) == 16
     (written,) = tmp_path.glob("smoke-*/recipe.json")
     run = RunFolder(written.parent)
     summary = json.loads(run.summary.read_text())

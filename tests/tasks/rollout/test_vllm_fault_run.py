@@ -1,4 +1,4 @@
-"""One batch in which everything goes wrong at once, on two real servers; then their owner is killed.
+"""One batch in which everything goes wrong at once, on two real servers; full weights; then their owner is killed.
 
 Tools hang, print a gigabyte, fork without end; sessions never come to submit; a server is killed in mid-batch. Each
 session ends typed, each job is there once, and nothing is left running. These tests end the servers, so they come last.
@@ -30,9 +30,9 @@ from tasks.rollout.environments.project import ProjectSession
 from tasks.rollout.environments.repair import TOOLS
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import WarmPool
-from tasks.rollout.vllm_engine import VllmEngine
+from tasks.rollout.vllm_engine import VllmEngine, trainers_logprobs
 
-VERSION, NEXT = "policy-00001", "policy-00002"
+VERSION = "policy-00001"
 BY_ITSELF = {"completed", "out_of_turns", "out_of_tokens"}
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
 TRAPS = {
@@ -97,7 +97,7 @@ class Watched(VllmEngine):
 
 @pytest.fixture(scope="module")
 def engine(served: Any) -> Iterator[Watched]:
-    with closing(Watched.from_base(served.base, served.endpoints, served.config)) as engine:
+    with closing(Watched.from_base(served.base, served.endpoints, served.config, served.restart)) as engine:
         engine.load_adapter(VERSION, served.adapter(VERSION, 0.02))
         yield engine
 
@@ -150,22 +150,97 @@ def test_all_at_once_loses_nothing_and_leaves_nothing(
     assert f"the vLLM server {second.url} is lost" in engine.why
     assert f"the end of {second.log}" in engine.why
     eventually_gone(lambda: second.processes)
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) < before
 
 
-def test_without_a_server_every_session_is_an_engine_error(
+def furthest(served: Any, rollouts: list[Rollout], weights: Path) -> float:
+    """The largest difference to the trainer's log-probabilities, over every sampled token at temperature 0.7."""
+    gaps = []
+    for rollout in rollouts:
+        assert rollout.trajectory.status in BY_ITSELF
+        assert {turn.policy_digest for turn in rollout.trajectory.turns} == {digest_folder(weights)}
+        for segment in rollout.segments:
+            right = [0.0, *served.logprobs(weights, segment.token_ids, 0.7)]
+            gaps += [abs(right[t] - segment.rollout_logprobs[t]) for t, mask in enumerate(segment.loss_mask) if mask]
+    assert len(gaps) == sum(rollout.trajectory.sampled_tokens for rollout in rollouts) > 100
+    return max(gaps)
+
+
+def test_full_weights_take_the_place_of_what_a_server_holds(
     served: Any, engine: Watched, make_jobs: Callable[..., list[Job]]
 ) -> None:
-    first = served.servers[0]
-    assert engine.load_adapter(NEXT, served.adapter(NEXT, 0.03)) == digest_folder(served.adapter(NEXT, 0.03))
-    os.kill(served.owner.pid, signal.SIGKILL)
-    eventually_gone(lambda: first.processes)
+    weights, prompt = served.whole("policy-00005", served.adapter(VERSION, 0.02)), list(range(5, 300))
+    engine.submit(SampleRequest("under way", VERSION, prompt, 60))
+    assert engine.load_adapter("policy-00005", weights) == digest_folder(weights)
+    ((session, turn),) = engine.poll()
+    assert (session, turn.policy_version, len(turn.token_ids)) == ("under way", VERSION, 60)
+    engine.close_session(session)
+    with pytest.raises(EngineError, match=f"{VERSION} is not loaded"):
+        engine.submit(SampleRequest("s", VERSION, [5], 1))
+    engine.drop_adapter(VERSION)
+
+    engine.submit(SampleRequest("s", "policy-00005", prompt, 8))
+    while not (ended := engine.poll()):
+        pass
+    assert ended[0][1].cached_tokens == 0, "keys and values of the old weights"
     with WarmPool(2, "agent") as pool:
-        ended = served.sessions(engine, pool, make_jobs(2, 2, 7), NEXT, 1.0)
+        rollouts = served.sessions(engine, pool, make_jobs(3, 4, 8), "policy-00005", 0.7)
+    assert furthest(served, rollouts, weights) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def doubting(served: Any) -> Iterator[tuple[VllmEngine, Path, Path]]:
+    """An engine, the weights that its reload reads, and the trainer's, over which servers are started in its place."""
+    right = trainers_logprobs(served.base)
+    stale = served.whole("policy-00006", served.adapter(VERSION, 0.02))
+    trained = served.whole("policy-00007", served.adapter("policy-00002", 0.03))
+    with closing(
+        VllmEngine(
+            served.endpoints[:1],
+            lambda path, given, temperatures: right(path and trained, given, temperatures),
+            lambda path: digest_folder(trained),
+            vocabulary=768,
+            restart=lambda weights: served.restart(trained),
+            reload=True,
+        )
+    ) as engine:
+        yield engine, stale, trained
+
+
+def test_servers_restart_for_full_weights_that_a_reload_did_not_bring(
+    served: Any,
+    doubting: tuple[VllmEngine, Path, Path],
+    make_jobs: Callable[..., list[Job]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (engine, stale, trained), before = doubting, {server.url for server in served.servers}
+    assert engine.load_adapter("policy-00007", stale) == digest_folder(trained)
+    assert not before & {server.url for server in served.servers}
+    said = [record.getMessage() for record in caplog.records if "full weights" in record.getMessage()]
+    assert len(said) == 2
+    assert "can not be put in place here" in said[0] and "log-probabilities of given tokens are off" in said[0]
+    assert "prefix caches are lost" in said[1]
+    with WarmPool(2, "agent") as pool:
+        rollouts = served.sessions(engine, pool, make_jobs(3, 4, 8), "policy-00007", 0.7)
+    assert furthest(served, rollouts, trained) < 1e-4
+
+
+def test_servers_end_with_a_killed_owner_and_then_every_session_is_an_engine_error(
+    served: Any, doubting: tuple[VllmEngine, Path, Path], make_jobs: Callable[..., list[Job]]
+) -> None:
+    engine, stale, _ = doubting
+    engine.load_adapter("policy-00007", stale)
+    for server in served.servers:
+        assert any("VLLM::EngineCore" in line for line in server.processes)
+    os.kill(served.owner.pid, signal.SIGKILL)
+    for server in served.servers:
+        eventually_gone(lambda server=server: server.processes)
+    with WarmPool(2, "agent") as pool:
+        ended = served.sessions(engine, pool, make_jobs(2, 2, 7), "policy-00007", 1.0)
     assert {rollout.trajectory.status for rollout in ended} == {"engine_error"}
     assert all(math.isfinite(rollout.trajectory.seconds) and not rollout.segments for rollout in ended)
-    with pytest.raises(EngineError, match=f"(?s)no vLLM server is left; .*the end of {first.log}") as caught:
-        engine.submit(SampleRequest("s", NEXT, [5], 1))
+    with pytest.raises(EngineError, match=r"(?s)no vLLM server is left; .*the end of .*/vllm-[01]\.log") as caught:
+        engine.submit(SampleRequest("s", "policy-00007", [5], 1))
     assert caught.value.sessions == ("s",)
 
 
