@@ -3,7 +3,8 @@
 run | up | serve | status | report | show | problems check, make, import-verifiers | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
-found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run.
+found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
+4 it was cancelled in the Prefect UI.
 """
 
 from __future__ import annotations
@@ -216,6 +217,7 @@ def _run_folder(name: str, home: Path) -> RunFolder:
 def main() -> None:
     """The command's entry point: what the user can mend is one sentence and exit code 2."""
     from data_contracts.gates import GateHeld
+    from flows.cancel import RunCancelled
 
     try:
         app()
@@ -225,6 +227,9 @@ def main() -> None:
     except GateHeld as held:
         print(f"ratchet: held at {held}", file=sys.stderr)
         sys.exit(3)
+    except RunCancelled as cancelled:
+        print(f"ratchet: {cancelled}", file=sys.stderr)
+        sys.exit(4)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`ratchet run`: find the run, start what it needs side by side, run the flow, show how it ended.
 
-recipe -> run folder -> Prefect API -> post_train -> closing table
+recipe -> run folder -> Prefect API -> post_train, which the Prefect UI can cancel -> closing table
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from rich.console import Console
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld
 from flows import progress
+from flows.cancel import RunCancelled, run_cancellable
 from flows.closing import show_summary
 from flows.recipe import Recipe
 from flows.runs import choose_run, state_of
@@ -29,7 +30,10 @@ Place = Callable[..., str]
 
 
 def run_recipe(recipe: Recipe, home: Path, *, fresh: bool, place: Place) -> None:
-    """Run to the end, or go on; a run that has ended is shown again. Raises `GateHeld` when a gate held it."""
+    """Run to the end, or go on; a run that has ended is shown again.
+
+    Raises `GateHeld` when a gate held it, `RunCancelled` when it was cancelled in the Prefect UI.
+    """
     run = choose_run(home, recipe, fresh=fresh)
     console = Console(stderr=True)
     if state_of(run).get("state") in ("finished", "held"):
@@ -39,8 +43,10 @@ def run_recipe(recipe: Recipe, home: Path, *, fresh: bool, place: Place) -> None
         return
     check_given(recipe, place)
     console.print(f"[bold]{run.id}[/] in {run.root}")
-    with prefect_api(home, meanwhile=_imports), progress.shown(console):
-        held = _run(recipe, home, run)
+    with prefect_api(home, meanwhile=_imports) as url:
+        console.print(f"[dim]Prefect UI: {url}", highlight=False)
+        with progress.shown(console):
+            held = _run(recipe, home, run)
     show_summary(run)
     if held is not None:
         raise held
@@ -54,9 +60,11 @@ def _run(recipe: Recipe, home: Path, run: RunFolder) -> GateHeld | None:
     from flows.post_train import post_train
 
     try:
-        post_train(recipe=recipe, home=str(home), run=str(run.root))
+        run_cancellable(post_train, {"recipe": recipe, "home": str(home), "run": str(run.root)})
     except GateHeld as held:
         return held
+    except RunCancelled as cancelled:
+        raise RunCancelled(f"{run.id}: {cancelled}; the same command goes on with it.") from None
     finally:
         APILogWorker.drain_all(timeout=DRAIN_SECONDS)
         EventsWorker.drain_all(timeout=DRAIN_SECONDS)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.exceptions import TerminationSignal
 
 from data_contracts.gates import GateHeld
 from flows import progress
@@ -109,8 +110,16 @@ def _marked(folder: RunFolder) -> Iterator[None]:
         ended = True
     finally:
         if not ended:
-            error = sys.exception()
-            mark(folder, "failed", why=f"{type(error).__name__}: {error}")
+            _mark_ended(folder, sys.exception())
+
+
+def _mark_ended(folder: RunFolder, error: BaseException | None) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        mark(folder, "cancelled", why=str(error) or "Ctrl-C")
+    elif isinstance(error, TerminationSignal):
+        mark(folder, "cancelled", why="SIGTERM, which is also how `ratchet up` cancels")
+    else:
+        mark(folder, "failed", why=f"{type(error).__name__}: {error}")
 
 
 def _folder(home: Path, recipe: Recipe) -> RunFolder:

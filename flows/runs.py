@@ -17,7 +17,7 @@ from data_contracts.errors import UserError
 from flows.recipe import Recipe
 from tasks.paths import RunFolder
 
-State = Literal["running", "finished", "held", "failed"]
+State = Literal["running", "finished", "held", "failed", "cancelled"]
 
 
 def choose_run(home: Path, recipe: Recipe, *, fresh: bool = False) -> RunFolder:

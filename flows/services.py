@@ -72,9 +72,9 @@ def environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def prefect_api(home: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """The address of a Prefect API for this process, in its environment; to be entered before Prefect is imported.
+    """A Prefect API for this process, in its environment; to be entered before Prefect is imported.
 
-    `meanwhile` is called while a server of our own comes up; it may import Prefect.
+    `meanwhile` is called while a server of our own comes up; it may import Prefect. Yields the UI's address.
     """
     os.environ.update(environment(home))
     with ExitStack() as stack:
@@ -84,7 +84,8 @@ def prefect_api(home: Path, meanwhile: Callable[[], None] = lambda: None) -> Ite
             meanwhile()
         else:
             port = free_port()
-            url = os.environ["PREFECT_API_URL"] = f"http://{HOST}:{port}/api"
+            url = f"http://{HOST}:{port}"
+            os.environ["PREFECT_API_URL"] = f"{url}/api"
             stack.enter_context(prefect_server(home, UNSCHEDULED, port, meanwhile))
         yield url
 

@@ -68,6 +68,15 @@ def model_fault(folder: Path) -> str:
     return "" if any(folder.glob("*.safetensors")) else "it has no *.safetensors"
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a policy version's folder holds a whole model, not an adapter; one with neither is a UserError."""
+    if (folder / "adapter_config.json").is_file():
+        return False
+    if fault := model_fault(folder):
+        raise UserError(f"{folder} is no adapter and no model ({fault}): give a saved policy version.")
+    return True
+
+
 def _load_parts(folder: Path) -> tuple[Any, Any]:
     import torch
     from huggingface_hub.errors import StrictDataclassError

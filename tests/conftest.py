@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,18 @@ from models.starter import train_tokenizer
 
 TEMPLATES = ("qwen3", "llama3", "smollm2")
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with the files on vLLM servers as one: the servers are started once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return re.sub(r"/test_vllm_\w+.py$", "/test_vllm", super()._split_scope(nodeid))
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +58,37 @@ def alive() -> Callable[[str], list[str]]:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
         return lines
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def descendants() -> Callable[[int], set[int]]:
+    """Ids of the living processes that come from one, those included whose environment or title is their own."""
+
+    def found(pid: int) -> set[int]:
+        children: set[int] = set()
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            children |= {int(child) for child in file.read_text().split()}
+        return children.union(*map(found, children))
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def living() -> Callable[[set[int]], set[int]]:
+    """Those of some processes that have not ended; a zombie has."""
+
+    def found(pids: set[int]) -> set[int]:
+        left = set()
+        for pid in pids:
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                left.add(pid)
+        return left
 
     return found
 

@@ -58,6 +58,15 @@ class VllmClient:
     async def unload(self, name: str) -> None:
         await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, _BRIEF)
 
+    async def reload(self, weights: Path) -> None:
+        """Put other full weights in the place of the model's, and forget what was computed with the old ones.
+
+        For a server in developer mode (rollout.vllm.reload). That it answers proves nothing about what it serves.
+        """
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.resolve())}}
+        await self._ask("POST", "/collective_rpc", call)
+        await self._ask("POST", "/reset_prefix_cache")
+
     async def healthy(self) -> bool:
         try:
             return (await self._http.get("/health", timeout=_BRIEF)).status_code == 200

@@ -30,6 +30,7 @@ class Fleet:
     """The servers of one engine, spoken to from one thread. Raises EngineError when one does not answer at first."""
 
     def __init__(self, endpoints: Sequence[Endpoint], turn_seconds: float) -> None:
+        self.turn_seconds = turn_seconds
         self._why_lost = "none was given"
         self._loop = LoopThread("vllm-engine")
         self._reading: Future[Pressure | None] | None = None

@@ -13,35 +13,37 @@ from tasks.rollout.engine import EngineError, SampleRequest
 
 PROBE_TOKENS, SAMPLED_TOKENS, TEMPERATURE = 32, 8, 0.7
 _NOISE = 1e-5
-"""An adapter that moves no log-probability of the probe by more than this can not be told from the base by it."""
+"""Weights that move no log-probability of the probe by more than this can not be told from those before by it."""
 
 Expected = Callable[[Path | None, Sequence[int], Sequence[float]], list[float]]
-"""(adapter, tokens, temperatures) -> log-probability of token i+1 given 0..i at temperatures[i], by the trainer."""
+"""(adapter or full weights, tokens, temperatures) -> log p(token i+1 | 0..i) at temperatures[i], by the trainer."""
 
 
-def probe_request(version: str, vocabulary: int) -> SampleRequest:
+def probe_request(vocabulary: int) -> SampleRequest:
     """Some fixed tokens, and a few to sample at a temperature that is not 1."""
     tokens = [(7 * i + 3) % vocabulary for i in range(PROBE_TOKENS)]
-    return SampleRequest("probe", version, tokens, SAMPLED_TOKENS, temperature=TEMPERATURE, seed=0)
+    return SampleRequest("probe", "", tokens, SAMPLED_TOKENS, temperature=TEMPERATURE, seed=0)
 
 
 def prove(
     version: str,
-    adapter: Path | None,
+    weights: Path | None,
     answer: Answer,
-    base: Answer,
     request: SampleRequest,
     expected: Expected,
     limit: float,
+    *,
+    before: tuple[Path | None, Answer] | None = None,
 ) -> None:
-    """Compare a server's answer to the probe with the version's forward; `base` is its answer without an adapter.
+    """Compare a server's answer to the probe with the forward of a version's `weights` (None: the base alone).
 
-    Raises EngineError for a log-probability that is off by `limit` nats or more, and for an adapter whose effect the
-    server does not show: one that never reached it looks like the base, however little the adapter changes.
+    `before` is an answer of the server under other weights: the base for an adapter, the old ones for a reload. Raises
+    EngineError for a log-probability that is off by `limit` nats or more, and for weights whose effect the server does
+    not show: those that never reached it look like the ones before, however little they differ.
     """
     tokens = [*request.token_ids, *answer.token_ids]
     forced = len(request.token_ids) - 1
-    wanted = expected(adapter, tokens, [1.0] * forced + [request.temperature] * len(answer.token_ids))
+    wanted = expected(weights, tokens, [1.0] * forced + [request.temperature] * len(answer.token_ids))
     kinds = (
         ("of given tokens", answer.prompt_logprobs, wanted[:forced]),
         (f"sampled at temperature {request.temperature:g}", answer.logprobs, wanted[forced:]),
@@ -53,13 +55,13 @@ def prove(
                 f"of the trainer's weights (limit {limit:g}, rollout.vllm.probe_limit); it has other weights, "
                 "other settings (--logprobs-mode processed_logprobs) or less precision (rollout.vllm.dtype)"
             )
-    if adapter is not None:
-        effect = _gap(wanted[:forced], expected(None, request.token_ids, [1.0] * forced))
-        moved = _gap(answer.prompt_logprobs, base.prompt_logprobs)
+    if before is not None:
+        effect = _gap(wanted[:forced], expected(before[0], request.token_ids, [1.0] * forced))
+        moved = _gap(answer.prompt_logprobs, before[1].prompt_logprobs)
         if effect > _NOISE and not moved > effect / 2:
             raise EngineError(
-                f"a vLLM server answers for {version} as for the base: the adapter moves a log-probability by "
-                f"{effect:.2g}, the server's moved by {moved:.2g}; the adapter did not reach it"
+                f"a vLLM server answers for {version} as for {before[0] or 'the base'}: the new weights move a "
+                f"log-probability by {effect:.2g}, the server's moved by {moved:.2g}; they did not reach it"
             )
 
 

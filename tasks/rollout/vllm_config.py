@@ -39,6 +39,11 @@ class VllmConfig(Config):
     flags: tuple[str, ...] = Field(
         default=(), description='further flags of the vLLM server, ["--gpu-memory-utilization=0.8"]'
     )
+    reload: bool = Field(
+        default=False,
+        description="for policies of full weights: try to put them in place, and restart the servers only where the "
+        "probe does not prove it; opens the servers' developer endpoints",
+    )
     start_seconds: float = Field(default=600.0, gt=0, description="patience with a server that is starting")
     turn_seconds: float = Field(default=600.0, gt=0, description="patience with one turn")
     probe_limit: float = Field(

@@ -1,6 +1,8 @@
 """The engine over vLLM servers: HTTP, a LoRA adapter for each policy version, proven before it serves.
 
 load_adapter -> every server, each proven;  submit -> the session's server;  poll -> the turns that have ended
+
+A version of full weights takes the place of what all servers hold, by a reload that is proven or by a restart.
 """
 
 from __future__ import annotations
@@ -9,20 +11,22 @@ import queue
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from models.policy import is_whole
 from tasks.rollout import _vllm_wire as wire
 from tasks.rollout._vllm_client import VllmClient
 from tasks.rollout._vllm_fleet import Fleet, ServerLost
 from tasks.rollout._vllm_proof import Expected, probe_request, prove
+from tasks.rollout._vllm_weights import Holding, Restart
 from tasks.rollout.engine import Completion, ContextFull, EngineError, Pressure, SampleRequest
 from tasks.rollout.vllm_config import VllmConfig
-from tasks.rollout.vllm_server import Endpoint, vllm_servers, wait_up
+from tasks.rollout.vllm_server import Endpoint, Servers
 
 if TYPE_CHECKING:
     from models.policy import Base
@@ -32,14 +36,14 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """A loaded policy version; `name` is its adapter's on every server, None for the base alone.
+    """A loaded policy version; `name` is its adapter's on every server, None for what the servers hold without one.
 
     vLLM's prefix cache is keyed by that name, and servers may outlive a run or serve two: so it carries the digest,
     and what tells this engine's adapters from others', whose folders may be gone (reading one again ends a server).
     """
 
     name: str | None
-    adapter: Path | None
+    path: Path | None
     digest: str
 
     def on(self, client: VllmClient) -> str:
@@ -71,8 +75,10 @@ class VllmEngine:
     which turns have ended by a poll (the clock decides), and the last bits of log-probabilities, which depend on what
     else is in a server's batch (about 1e-6 in float32), so that now and then another token is drawn.
 
-    A lost server's turns fail, its sessions go to another server with their next request. Full-weight policies are
-    not served: a version is the base, alone or with an adapter.
+    A lost server's turns fail, its sessions go to another server with their next request.
+
+    A version is the base, alone or with an adapter, or a whole model of the base's kind. The servers hold one model at
+    a time: with a version of another one, those before it are gone. `restart` starts the servers over others' weights.
     """
 
     def __init__(
@@ -84,10 +90,14 @@ class VllmEngine:
         vocabulary: int,
         turn_seconds: float = 600.0,
         probe_limit: float = 1e-3,
+        restart: Restart | None = None,
+        reload: bool = False,
     ) -> None:
         self._expected, self._digest_of, self._limit = expected, digest_of, probe_limit
         self._vocabulary = vocabulary
         self._versions: dict[str, _Version] = {}
+        self._gone: set[str] = set()
+        self._holding = Holding(restart, reload=reload)
         self._mine = uuid.uuid4().hex[:8]
         self._noise: dict[str, _Noise] = {}
         self._running: dict[str, _Turn] = {}
@@ -98,8 +108,10 @@ class VllmEngine:
         self._fleet = Fleet(endpoints, turn_seconds)
 
     @classmethod
-    def from_base(cls, base: Base, endpoints: Sequence[Endpoint], config: VllmConfig) -> VllmEngine:
-        """The engine for a base model that the servers hold too, and its LoRA adapters."""
+    def from_base(
+        cls, base: Base, endpoints: Sequence[Endpoint], config: VllmConfig, restart: Restart | None = None
+    ) -> Self:
+        """The engine for a base model that the servers hold too, its LoRA adapters, and models trained from it."""
         from models.fingerprint import digest_folder
 
         return cls(
@@ -109,20 +121,26 @@ class VllmEngine:
             vocabulary=base.model.config.get_text_config().vocab_size,
             turn_seconds=config.turn_seconds,
             probe_limit=config.probe_limit,
+            restart=restart,
+            reload=config.reload,
         )
 
     def load_adapter(self, version: str, path: Path | None) -> str:
-        """Serve the adapter at `path` as `version` on every server, each proven; the same weights again is no work.
+        """Serve the adapter or the full weights at `path` as `version` on every server, each proven.
 
+        The same weights again is no work. Full weights wait for the turns under way, which end under their versions.
         Raises EngineError where a server refuses it or computes something else, ValueError for a name that stands for
-        other weights.
+        other weights, UserError for full weights on servers that are not ours to restart.
         """
         digest = self._digest_of(path)
         if version in self._versions:
             if self._versions[version].digest != digest:
                 raise ValueError(f"{version} is loaded with other weights: give new weights a new name")
             return digest
-        name = None if path is None else f"{version}-{digest[:16]}-{self._mine}"
+        weights = path if path is not None and is_whole(path) else None
+        if weights != self._holding.weights:
+            self._hold(version, weights)
+        name = None if path == weights else f"{version}-{digest[:16]}-{self._mine}"
         found = _Version(name, path, digest)
         with ExitStack() as undo:
             undo.callback(self._unload, found)
@@ -135,6 +153,9 @@ class VllmEngine:
 
     def drop_adapter(self, version: str) -> None:
         """Free a version's adapter on every server. Raises EngineError while turns of it are under way."""
+        if version in self._gone:
+            self._gone.remove(version)
+            return
         found = self._version(version)
         if any(turn.request.policy_version == version for turn in self._running.values()):
             raise EngineError(f"{version} has turns under way: close their sessions before dropping it")
@@ -212,18 +233,44 @@ class VllmEngine:
 
     def _load(self, client: VllmClient, version: str, found: _Version) -> None:
         """Load a version on one server and prove it; a server that is lost meanwhile is left out."""
-        if found.name and found.adapter:
-            self._fleet.ask(client, client.load(found.name, found.adapter))
-        request = probe_request(version, self._vocabulary)
-        answers = [self._probed(client, name, request) for name in (found.on(client), client.base_name)]
-        if answers[0] is not None and answers[1] is not None:
-            prove(version, found.adapter, answers[0], answers[1], request, self._expected, self._limit)
+        if found.name and found.path:
+            self._fleet.ask(client, client.load(found.name, found.path))
+        answer = self._probed(client, found.on(client))
+        base = self._probed(client, client.base_name) if found.name else None
+        self._prove(version, found.path, answer, before=(None, base) if base else None)
 
-    def _probed(self, client: VllmClient, name: str, request: SampleRequest) -> wire.Answer | None:
+    def _hold(self, version: str, weights: Path | None) -> None:
+        """Full weights (None: the base's) in the place of what the servers hold, which is gone with its versions."""
+        self._holding.require_ours()
+        wait([turn.future for turn in self._running.values()])
+        self._gone |= self._versions.keys()
+        self._versions.clear()
+
+        def reload(client: VllmClient, weights: Path) -> None:
+            before = self._probed(client, client.base_name)
+            self._fleet.ask(client, client.reload(weights))
+            answer = self._probed(client, client.base_name)
+            self._prove(version, weights, answer, before=(self._holding.weights, before) if before else None)
+
+        self._fleet = self._holding.change(weights, self._fleet, reload)
+
+    def _probed(self, client: VllmClient, name: str) -> wire.Answer | None:
         if client not in self._fleet.living:
             return None
+        request = probe_request(self._vocabulary)
         body = wire.sampling_body(name, request, request.max_tokens, request.seed)
         return self._fleet.ask(client, client.complete(body | {"prompt_logprobs": 0}))
+
+    def _prove(
+        self,
+        version: str,
+        weights: Path | None,
+        answer: wire.Answer | None,
+        before: tuple[Path | None, wire.Answer] | None,
+    ) -> None:
+        if answer is not None:
+            request = probe_request(self._vocabulary)
+            prove(version, weights, answer, request, self._expected, self._limit, before=before)
 
     def _unload(self, found: _Version) -> None:
         if found.name is not None:
@@ -278,24 +325,25 @@ class VllmEngine:
 def open_vllm(base: Base, config: VllmConfig, logs: Path) -> Iterator[VllmEngine]:
     """The engine over a recipe's servers; those it started are gone when it is closed."""
     with ExitStack() as stack:
-        endpoints = [Endpoint(url) for url in config.endpoints]
-        if not endpoints:
-            services = stack.enter_context(vllm_servers(config, base.path, logs))
-            endpoints = wait_up(services, config.start_seconds)
-        yield stack.enter_context(closing(VllmEngine.from_base(base, endpoints, config)))
+        if config.endpoints:
+            engine = VllmEngine.from_base(base, [Endpoint(url) for url in config.endpoints], config)
+        else:
+            servers = stack.enter_context(closing(Servers(config, base.path, logs)))
+            engine = VllmEngine.from_base(base, servers.start(), config, servers.start)
+        yield stack.enter_context(closing(engine))
 
 
 def trainers_logprobs(base: Base) -> Expected:
-    """Log-probabilities by transformers and peft, the adapter beside the base's own weights: no copy of the base."""
+    """Log-probabilities by transformers; an adapter lies beside the base's own weights, so that they exist once."""
     from models.fingerprint import probe_logprobs
-    from models.policy import trainable_policy
+    from models.policy import load_base, trainable_policy
 
     @lru_cache(maxsize=1)
-    def adapted(adapter: Path) -> Any:
-        return trainable_policy(base, adapter).eval()
+    def other(path: Path) -> Any:
+        return load_base(path).model if is_whole(path) else trainable_policy(base, path).eval()
 
-    def expected(adapter: Path | None, token_ids: Sequence[int], temperatures: Sequence[float]) -> list[float]:
-        return probe_logprobs(base.model if adapter is None else adapted(adapter), token_ids, temperatures)
+    def expected(path: Path | None, token_ids: Sequence[int], temperatures: Sequence[float]) -> list[float]:
+        return probe_logprobs(base.model if path is None else other(path), token_ids, temperatures)
 
     return expected
 

@@ -73,6 +73,27 @@ def vllm_servers(config: VllmConfig, base: str, logs: Path, first_port: int = 0)
         yield services
 
 
+class Servers:
+    """Servers of our own that can be started anew over other weights; `close` ends them."""
+
+    def __init__(self, config: VllmConfig, base: str, logs: Path) -> None:
+        self._config, self._base, self._logs = config, base, logs
+        self._stack = ExitStack()
+
+    def start(self, weights: Path | None = None) -> list[Endpoint]:
+        """End those that run, start others for a model folder (None: the base's), and wait until they are up.
+
+        The logs of servers that hold `weights` are in a folder of its name. Raises EngineError as `wait_up`.
+        """
+        self.close()
+        logs = self._logs if weights is None else self._logs / weights.name
+        services = self._stack.enter_context(vllm_servers(self._config, str(weights or self._base), logs))
+        return wait_up(services, self._config.start_seconds)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
 def wait_up(services: list[Service], seconds: float, stop: threading.Event | None = None) -> list[Endpoint]:
     """Wait until all answer, or `stop` is set.
 
@@ -122,6 +143,7 @@ def environment(config: VllmConfig, number: int) -> dict[str, str]:
     """What server `number` has in its environment beside ours: no telemetry, its share of the machine."""
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.servers)
     devices = {"CUDA_VISIBLE_DEVICES": config.devices[number]} if config.devices else {}
+    developer = {"VLLM_SERVER_DEV_MODE": "1"} if config.reload else {}
     return {
         **QUIET,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -129,4 +151,5 @@ def environment(config: VllmConfig, number: int) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound, two servers would share one core and leave the others idle
         "OMP_NUM_THREADS": str(threads),
         **devices,
+        **developer,
     }

@@ -1,18 +1,22 @@
-"""The whole loop by its command, on the smallest recipe: to the end, again, and through kill -9."""
+"""The whole loop by its command, on the smallest recipe: to the end, again, through kill -9 and through a cancel."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from data_contracts.store import read_json, read_trajectories
@@ -54,6 +58,10 @@ def began(home: Path) -> bool:
 def in_rollouts(home: Path) -> bool:
     journal = home.glob("smoke-*/iterations/00000/journal.jsonl")
     return any(path.read_bytes().count(b"\n") >= 5 for path in journal)
+
+
+def in_later_rollouts(home: Path) -> bool:
+    return began(home) and run_of(home).iteration(1).journal.exists()
 
 
 def in_training(home: Path) -> bool:
@@ -136,24 +144,69 @@ def test_status_tells_the_champion_and_the_runs(whole: Done) -> None:
     assert [state["state"] for state in found["runs"]] == ["finished"]
 
 
-def test_kill_9_in_rollouts_in_training_and_in_the_release_converges(whole: Done, alive: Alive, tmp_path: Path) -> None:
-    kept: dict[Path, int] = {}
-    for moment in (in_rollouts, in_training, in_release):
-        environment = marked()
-        with (tmp_path / "log").open("a") as log:
+def kill(process: subprocess.Popen[str], home: Path, log: Path) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def cancel(process: subprocess.Popen[str], home: Path, log: Path) -> None:
+    """What the Prefect UI sends when a flow run is cancelled; the run ends and says so, here and there."""
+    (url,) = re.findall(r"Prefect UI: (\S+)", log.read_text())
+    newest = {"sort": "START_TIME_DESC", "limit": 1, "flow_runs": {"parent_task_run_id": {"is_null_": True}}}
+    with httpx.Client(base_url=f"{url}/api", trust_env=False, timeout=60) as api:
+        (flow_run,) = api.post("/flow_runs/filter", json=newest).json()
+        assert flow_run["state_type"] == "RUNNING"
+        assert flow_run["deployment_id"], "the UI offers no Cancel for a run without a deployment"
+        state = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
+        assert api.post(f"/flow_runs/{flow_run['id']}/set_state", json=state).status_code == 201
+    assert process.wait(300) == 4
+    said = log.read_text().splitlines()[-1]
+    assert said == f"ratchet: {run_of(home).id}: cancelled in the Prefect UI; the same command goes on with it."
+    written = read_json(run_of(home).state)
+    assert (written["state"], written["why"]) == ("cancelled", "cancelled in the Prefect UI")
+    with closing(sqlite3.connect(home / "prefect.db")) as database:
+        latest = "select state_type from flow_run where parent_task_run_id is null order by start_time desc limit 1"
+        assert database.execute(latest).fetchone() == ("CANCELLED",)
+
+
+def finished_work(run: RunFolder) -> dict[Path, list[str]]:
+    """What nothing may do again: metrics, by when they were written, and the rollouts of every journal."""
+    metrics = {path: [str(path.stat().st_mtime_ns)] for path in run.root.glob("iterations/*/metrics.json")}
+    journals = {path: path.read_text().split("\n")[:-1] for path in run.root.glob("iterations/*/journal.jsonl")}
+    return metrics | journals
+
+
+def check_kept(before: dict[Path, list[str]], run: RunFolder) -> None:
+    now = finished_work(run)
+    for path, lines in before.items():
+        assert now[path][: len(lines)] == lines, f"{path}: something done was done again"
+
+
+def test_kill_9_and_a_cancel_converge(
+    whole: Done,
+    alive: Alive,
+    descendants: Callable[[int], set[int]],
+    living: Callable[[set[int]], set[int]],
+    tmp_path: Path,
+) -> None:
+    home, before = tmp_path / "home", {}
+    for moment, end in ((in_rollouts, kill), (in_later_rollouts, cancel), (in_training, kill), (in_release, kill)):
+        environment, log = marked(), tmp_path / f"{moment.__name__}.log"
+        with log.open("w") as output:
             process = subprocess.Popen(
-                [*COMMAND, str(tmp_path / "home")], cwd=ROOT, env=environment, stdout=log, stderr=log, text=True
+                [*COMMAND, str(home)], cwd=ROOT, env=environment, stdout=output, stderr=output, text=True
             )
-        until(lambda moment=moment: moment(tmp_path / "home"), process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        until(lambda moment=moment: moment(home), process)
+        family = descendants(process.pid)
+        end(process, home, log)
         until(lambda mark=environment["RATCHET_TEST_MARK"]: alive(mark) == [], seconds=30)
-        assert {path: path.stat().st_mtime_ns for path in kept} == kept, "something done was done again"
-        kept |= {p: p.stat().st_mtime_ns for p in run_of(tmp_path / "home").root.glob("iterations/*/metrics.json")}
-    done = subprocess.run([*COMMAND, str(tmp_path / "home")], cwd=ROOT, capture_output=True, text=True)
+        until(lambda family=family: not living(family), seconds=30)
+        check_kept(before, run_of(home))
+        before = finished_work(run_of(home))
+    done = subprocess.run([*COMMAND, str(home)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "something done was done again"
-    run = run_of(tmp_path / "home")
+    run = run_of(home)
+    check_kept(before, run)
     assert check_product(run)["release"]["promoted"]
     for number in range(ITERATIONS):
         here, there = run.iteration(number), whole.run.iteration(number)

@@ -16,6 +16,7 @@ from models.policy import (
     LoraSpec,
     adapter_state,
     init_adapter,
+    is_whole,
     load_base,
     merged_model,
     trainable_policy,
@@ -157,6 +158,13 @@ def test_wrong_targets_and_missing_adapters_are_named(base: Base, tmp_path: Path
         init_adapter(base, LoraSpec(targets=("no_such_layer",)), tmp_path / "x", seed=0)
     with pytest.raises(UserError, match="no adapter folder"):
         merged_model(base, tmp_path / "nothing")
+
+
+def test_a_policy_versions_folder_holds_an_adapter_or_a_whole_model(base: Base, tmp_path: Path) -> None:
+    assert not is_whole(init_adapter(base, LoraSpec(r=4), tmp_path / "adapter", seed=0))
+    assert is_whole(Path(base.path))
+    with pytest.raises(UserError, match=r"no adapter and no model \(it has no config.json\): give a saved policy"):
+        is_whole(tmp_path)
 
 
 def test_a_rewritten_adapter_replaces_the_old_one(base: Base, tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
-"""A real chat, a tiny random model behind the real engine, and a session to play in."""
+"""A real chat, a tiny random model behind the real engine, a session to play in; and two vLLM servers, started once."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +19,30 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data_contracts.records import Check, Limits, Problem, Rollout, Sampling, ToolCall
 from models.chat import Chat
+from models.policy import (
+    Base,
+    LoraSpec,
+    adapter_state,
+    init_adapter,
+    load_base,
+    merged_model,
+    trainable_policy,
+    write_adapter,
+)
 from models.starter import train_tokenizer
+from tasks.curriculum.generator import generate
 from tasks.rollout.agent import Agent, Job
 from tasks.rollout.calls import run_calls
 from tasks.rollout.config import RolloutConfig
-from tasks.rollout.engine import Completion
-from tasks.rollout.environments.base import ToolResult
+from tasks.rollout.engine import Completion, Engine
+from tasks.rollout.environments import open_session
+from tasks.rollout.environments.base import Session, ToolResult
+from tasks.rollout.sandbox import WarmPool
+from tasks.rollout.scheduler import run_sessions
 from tasks.rollout.slot_engine import SlotEngine
+from tasks.rollout.vllm_config import VllmConfig
+from tasks.rollout.vllm_engine import trainers_logprobs
+from tasks.rollout.vllm_server import Endpoint
 
 VOCABULARY = 768
 TEXTS = [
@@ -142,3 +166,147 @@ def drive(chat: Chat, make_problem: Callable[..., Problem], playground: type[Pla
         return Driver(problem, with_chat, playground(problem), **options)
 
     return make
+
+
+ROOT = Path(__file__).parents[3]
+STARTER = ROOT / "models" / "starter"
+OWNER = """
+import json, sys
+from contextlib import closing
+from pathlib import Path
+from tasks.rollout.vllm_config import VllmConfig
+from tasks.rollout.vllm_server import Servers
+config, base, logs = sys.argv[1:]
+with closing(Servers(VllmConfig.model_validate_json(config), base, Path(logs))) as servers:
+    asked = "\\n"
+    while asked:
+        up = servers.start(Path(asked.strip()) if asked.strip() else None)
+        print(json.dumps([[url, str(log)] for url, log in up]), flush=True)
+        asked = sys.stdin.readline()
+"""
+"""Starts servers as a run does, over other weights when asked, and is there to be killed as a run may be."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A vLLM server; its supervisor leads to it."""
+
+    url: str
+    log: Path
+    supervisor: int
+    service: int
+
+    @property
+    def processes(self) -> list[str]:
+        """What lives of it: all that it starts is of its session, whatever they call themselves."""
+        return [line for pid, session, line in processes() if session == self.service or pid == self.supervisor]
+
+    def kill(self) -> None:
+        """SIGKILL for the server itself; its supervisor and its engine's processes are left to see to that."""
+        os.kill(self.service, signal.SIGKILL)
+
+
+@dataclass
+class Served:
+    """Two servers of the starter model, and policy versions for it."""
+
+    base: Base
+    config: VllmConfig
+    owner: subprocess.Popen[str]
+    servers: list[Server]
+    home: Path
+
+    def hear(self) -> list[Endpoint]:
+        """Wait for the servers that the owner starts."""
+        assert self.owner.stdout is not None
+        up = json.loads(self.owner.stdout.readline() or "[]")
+        assert len(up) == self.config.servers, "the servers did not come up: their owner has said why"
+        supervisors = sorted(children(self.owner.pid))
+        self.servers = [
+            Server(url, Path(log), pid, *children(pid)) for (url, log), pid in zip(up, supervisors, strict=True)
+        ]
+        return self.endpoints
+
+    def restart(self, weights: Path | None) -> list[Endpoint]:
+        """Have the owner start them anew over a model folder."""
+        assert self.owner.stdin is not None
+        self.owner.stdin.write(f"{weights or ''}\n")
+        self.owner.stdin.flush()
+        return self.hear()
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint(server.url, server.log) for server in self.servers]
+
+    def adapter(self, name: str, scale: float) -> Path:
+        """An adapter that moves the base by a random matrix of this scale in every layer; 0: not at all."""
+        out = self.home / "policies" / name
+        if not out.exists():
+            fresh = init_adapter(self.base, LoraSpec(r=4, alpha=8), self.home / "fresh", seed=0)
+            model = trainable_policy(self.base, fresh)
+            noise = torch.Generator().manual_seed(len(name) + int(name[-5:]))
+            with torch.no_grad():
+                for parameter in (p for n, p in model.named_parameters() if "lora_B" in n):
+                    parameter.normal_(std=scale, generator=noise) if scale else parameter.zero_()
+            write_adapter(adapter_state(model), model.peft_config["default"], out)
+        return out
+
+    def whole(self, name: str, adapter: Path) -> Path:
+        """A model folder: the base with an adapter merged into its weights."""
+        out = self.home / "policies" / name
+        if not out.exists():
+            merged_model(self.base, adapter).save_pretrained(out)
+            self.base.tokenizer.save_pretrained(out)
+        return out
+
+    def logprobs(self, path: Path | None, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """By the trainer's side: transformers with the adapter, in float32."""
+        return trainers_logprobs(self.base)(path, tokens, [temperature] * (len(tokens) - 1))
+
+    def sessions(
+        self, engine: Engine, pool: WarmPool, jobs: Sequence[Job], version: str, temperature: float,
+        open_session: Callable[[Problem, WarmPool], Session] = open_session, **more: Any,
+    ) -> list[Rollout]:  # fmt: skip
+        return run_sessions(
+            jobs, engine, Chat(self.base.tokenizer), open_session=lambda problem: open_session(problem, pool),
+            policy_version=version, sampling=Sampling(temperature=temperature), **more,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two servers take 80 s to come up: one pair for all tests, of which the last end it."""
+    home = tmp_path_factory.mktemp("vllm")
+    config = VllmConfig(servers=2, max_model_len=1024, threads=1, reload=True, start_seconds=1200)
+    command = [sys.executable, "-c", OWNER, config.model_dump_json(), str(STARTER), str(home / "logs")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        served = Served(load_base(STARTER), config, owner, [], home)
+        served.hear()
+        yield served
+
+
+@pytest.fixture(scope="session")
+def make_jobs() -> Callable[..., list[Job]]:
+    """Jobs on generated repair problems."""
+
+    def make(problems: int, rollouts: int, seed: int) -> list[Job]:
+        found = generate(seed, "train", "short", problems)
+        return [Job(p, p.id, i, 1000 * n + i, 0, f"run-{seed}") for n, p in enumerate(found) for i in range(rollouts)]
+
+    return make
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Processes that are no zombies: id, session, command line."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            line = (folder / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] != "Z":
+            yield int(folder.name), int(fields[3]), line

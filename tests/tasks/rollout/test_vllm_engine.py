@@ -1,46 +1,36 @@
-"""The vLLM engine on two real servers with the starter model: what is sampled, whose weights, and what a kill does."""
+"""The vLLM engine on two real servers with the starter model: what is sampled, and whose weights."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import math
-import os
-import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 
-from data_contracts.records import Rollout, Sampling
+from data_contracts.errors import UserError
 from data_contracts.store import read_json, read_segments
 from models.chat import Chat
 from models.fingerprint import digest_folder
-from models.policy import Base, LoraSpec, adapter_state, init_adapter, load_base, trainable_policy, write_adapter
+from models.policy import trainable_policy
 from tasks.curriculum.generator import generate
 from tasks.paths import RunFolder
 from tasks.rollout.agent import Job
 from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
 from tasks.rollout.environments import open_session
-from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import WarmPool
-from tasks.rollout.scheduler import run_sessions
-from tasks.rollout.vllm_config import VllmConfig
 from tasks.rollout.vllm_engine import VllmEngine, trainers_logprobs
-from tasks.rollout.vllm_server import Endpoint, vllm_servers, wait_up
-from tasks.supervision import Service
+from tasks.rollout.vllm_server import Endpoint
 
 ROOT = Path(__file__).parents[3]
-STARTER = ROOT / "models" / "starter"
-CONFIG = VllmConfig(servers=2, max_model_len=1024, threads=1)
 OLD, NEW = "policy-00001", "policy-00002"
 
 pytestmark = [
@@ -50,49 +40,9 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Served:
-    """Two servers of the starter model, and adapters for it."""
-
-    base: Base
-    services: list[Service]
-    endpoints: list[Endpoint]
-    home: Path
-    mark: str
-    stack: ExitStack
-
-    def adapter(self, name: str, scale: float) -> Path:
-        """An adapter that moves the base by a random matrix of this scale in every layer; 0: not at all."""
-        out = self.home / "policies" / name
-        if not out.exists():
-            fresh = init_adapter(self.base, LoraSpec(r=4, alpha=8), self.home / "fresh", seed=0)
-            model = trainable_policy(self.base, fresh)
-            noise = torch.Generator().manual_seed(len(name) + int(name[-5:]))
-            with torch.no_grad():
-                for parameter in (p for n, p in model.named_parameters() if "lora_B" in n):
-                    parameter.normal_(std=scale, generator=noise) if scale else parameter.zero_()
-            write_adapter(adapter_state(model), model.peft_config["default"], out)
-        return out
-
-    def logprobs(self, adapter: Path | None, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """By the trainer's side: transformers with the adapter, in float32."""
-        return trainers_logprobs(self.base)(adapter, tokens, [temperature] * (len(tokens) - 1))
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home, mark = tmp_path_factory.mktemp("vllm"), uuid.uuid4().hex
-    os.environ["RATCHET_TEST_MARK"] = mark
-    with ExitStack() as stack:
-        services = stack.enter_context(vllm_servers(CONFIG, str(STARTER), home / "logs"))
-        del os.environ["RATCHET_TEST_MARK"]
-        base = load_base(STARTER)
-        yield Served(base, services, wait_up(services, 900.0), home, mark, stack)
-
-
-@pytest.fixture(scope="module")
-def engine(served: Served) -> Iterator[VllmEngine]:
-    with closing(VllmEngine.from_base(served.base, served.endpoints, CONFIG)) as engine:
+def engine(served: Any) -> Iterator[VllmEngine]:
+    with closing(VllmEngine.from_base(served.base, served.endpoints, served.config)) as engine:
         engine.load_adapter("base", None)
         engine.load_adapter(OLD, served.adapter(OLD, 0.02))
         engine.load_adapter(NEW, served.adapter(NEW, 0.03))
@@ -125,33 +75,13 @@ def worst(some: Sequence[float], others: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
-def jobs_of(problems: int, rollouts: int, seed: int) -> list[Job]:
-    found = generate(seed, "train", "short", problems)
-    return [Job(p, p.id, i, 1000 * n + i, 0, f"run-{seed}") for n, p in enumerate(found) for i in range(rollouts)]
-
-
-def sessions(
-    engine: VllmEngine,
-    served: Served,
-    pool: WarmPool,
-    jobs: list[Job],
-    version: str,
-    temperature: float,
-    **more: object,
-) -> list[Rollout]:
-    return run_sessions(
-        jobs, engine, Chat(served.base.tokenizer), open_session=lambda problem: open_session(problem, pool),
-        policy_version=version, sampling=Sampling(temperature=temperature), **more,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_every_sampled_token_of_whole_sessions_has_the_trainers_logprob_over_an_adapter_change(
-    engine: VllmEngine, served: Served, pool: WarmPool, temperature: float
+    engine: VllmEngine, served: Any, pool: WarmPool, make_jobs: Callable[..., list[Job]], temperature: float
 ) -> None:
     for version in (OLD, NEW):
         adapter = served.home / "policies" / version
-        rollouts = sessions(engine, served, pool, jobs_of(4, 3, 5), version, temperature)
+        rollouts = served.sessions(engine, pool, make_jobs(4, 3, 5), version, temperature)
         gaps = []
         for rollout in rollouts:
             trajectory = rollout.trajectory
@@ -167,7 +97,7 @@ def test_every_sampled_token_of_whole_sessions_has_the_trainers_logprob_over_an_
         assert any(len(rollout.trajectory.turns) > 1 for rollout in rollouts)
 
 
-def test_greedy_takes_the_argmax_with_its_logprob_at_temperature_one(engine: VllmEngine, served: Served) -> None:
+def test_greedy_takes_the_argmax_with_its_logprob_at_temperature_one(engine: VllmEngine, served: Any) -> None:
     prompt = tokens(40)
     greedy = finish(engine, SampleRequest("greedy", OLD, prompt, 12, temperature=0.0))["greedy"]
     adapter, whole = served.home / "policies" / OLD, prompt + greedy.token_ids
@@ -177,7 +107,7 @@ def test_greedy_takes_the_argmax_with_its_logprob_at_temperature_one(engine: Vll
     assert greedy.token_ids == logits.argmax(-1).tolist()
 
 
-def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmEngine, served: Served) -> None:
+def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmEngine, served: Any) -> None:
     given = tokens(300)
     forced = {version: engine.teacher_force(version, given) for version in ("base", OLD, NEW)}
     for version, adapter in (("base", None), (OLD, served.adapter(OLD, 0.02)), (NEW, served.adapter(NEW, 0.03))):
@@ -188,11 +118,11 @@ def test_a_version_is_what_peft_computes_and_the_base_is_not_moved(engine: VllmE
 
 @pytest.mark.parametrize(
     ("version", "scale", "says"),
-    [("policy-00018", 0.02, "does not serve policy-00018"), ("policy-10018", 2e-6, "the adapter did not reach it")],
+    [("policy-00018", 0.02, "does not serve policy-00018"), ("policy-10018", 2e-6, "they did not reach it")],
     ids=["a change above the limit", "a change below it"],
 )
 def test_an_adapter_that_never_reached_the_server_does_not_serve(
-    served: Served, version: str, scale: float, says: str
+    served: Any, version: str, scale: float, says: str
 ) -> None:
     """Case 18: the servers read an adapter that changes nothing, the trainer holds the trained one."""
     trained, untrained = served.adapter(version, scale), served.adapter("policy-00000", 0.0)
@@ -218,7 +148,7 @@ def adapters_on(endpoint: Endpoint) -> list[str]:
     return [model["id"] for model in models if model["parent"]]
 
 
-def test_cached_logprobs_after_a_version_change_equal_a_cold_servers(engine: VllmEngine, served: Served) -> None:
+def test_cached_logprobs_after_a_version_change_equal_a_cold_servers(engine: VllmEngine, served: Any) -> None:
     """Case 19: the prefix cache of one version is never read for another."""
     prompt = tokens(300, seed=1)
     first = finish(engine, SampleRequest("warm", OLD, prompt, 8))["warm"]
@@ -257,9 +187,7 @@ def test_a_seed_decides_a_session_and_each_turn_draws_anew(engine: VllmEngine) -
     assert other != turns[0][0]
 
 
-def test_a_stop_token_is_the_last_of_its_turn_and_the_models_own_eos_is_none(
-    engine: VllmEngine, served: Served
-) -> None:
+def test_a_stop_token_is_the_last_of_its_turn_and_the_models_own_eos_is_none(engine: VllmEngine, served: Any) -> None:
     prompt, eos = tokens(30), served.base.model.config.eos_token_id
     plain = finish(engine, SampleRequest("s", OLD, prompt, 24, seed=3))["s"]
     engine.close_session("s")
@@ -289,7 +217,7 @@ def test_the_context_ends_a_turn_and_then_refuses(engine: VllmEngine) -> None:
     engine.close_session("s")
 
 
-def test_more_prompt_tokens_at_once_than_a_batch_of_the_server_takes(engine: VllmEngine, served: Served) -> None:
+def test_more_prompt_tokens_at_once_than_a_batch_of_the_server_takes(engine: VllmEngine, served: Any) -> None:
     """Prefilled in parts, requests with a seed end the CPU build of vLLM."""
     asked = [SampleRequest(f"long-{n}", OLD, tokens(900, n), 2, seed=n) for n in range(8)]
     done = finish(engine, *asked)
@@ -300,9 +228,7 @@ def test_more_prompt_tokens_at_once_than_a_batch_of_the_server_takes(engine: Vll
         engine.close_session(request.session)
 
 
-def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(
-    engine: VllmEngine, served: Served
-) -> None:
+def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(engine: VllmEngine, served: Any) -> None:
     version = "policy-00030"
     digest = engine.load_adapter(version, served.adapter(version, 0.02))
     assert engine.load_adapter(version, served.adapter(version, 0.02)) == digest
@@ -320,8 +246,15 @@ def test_a_version_is_dropped_everywhere_and_its_name_stands_for_its_weights(
     assert engine.poll() == []
 
 
-def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
-    """`ratchet run` from problems to release, sampled by a server that runs already."""
+def test_full_weights_are_refused_on_servers_that_are_not_ours(engine: VllmEngine, served: Any) -> None:
+    whole = served.whole("policy-00005", served.adapter(OLD, 0.02))
+    with pytest.raises(UserError, match=r"leave rollout\.vllm\.endpoints out"):
+        engine.load_adapter("policy-00005", whole)
+    assert worst(engine.teacher_force(OLD, tokens(20)), served.logprobs(served.adapter(OLD, 0.02), tokens(20))) < 1e-4
+
+
+def test_two_iterations_of_the_loop_through_kill_9(served: Any, tmp_path: Path) -> None:
+    """`ratchet run` from problems to release, sampled by a server that runs already, killed among its rollouts."""
     changes = {
         "iterations": 2, "rollout.engine": "vllm", "rollout.vllm.endpoints": json.dumps([served.endpoints[0].url]),
         "curriculum.train_problems": "{ short = 16 }", "curriculum.problems_per_iteration": 4,
@@ -330,8 +263,22 @@ def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
     given = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     recipe = ROOT / "infra" / "recipes" / "smoke.toml"
     command = [sys.executable, "-m", "flows.cli", "run", str(recipe), "--home", str(tmp_path), *given]
+
+    def finished() -> list[str]:
+        journals = tmp_path.glob("smoke-*/iterations/00000/journal.jsonl")
+        return [line for journal in journals for line in journal.read_text().split("\n")[:-1]]
+
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while len(finished()) < 3:
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.02)
+        process.kill()
+    before = finished()
+    assert 3 <= len(before) < 16
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert finished()[: len(before)] == before, "a finished rollout was made again"
+    assert len({json.loads(line)["trajectory"]["id"] for line in finished()}) == len(finished()) == 16
     (written,) = tmp_path.glob("smoke-*/recipe.json")
     run = RunFolder(written.parent)
     summary = json.loads(run.summary.read_text())
@@ -343,60 +290,3 @@ def test_two_iterations_of_the_loop(served: Served, tmp_path: Path) -> None:
         assert 0 < read_json(run.iteration(number).metrics)["mismatch.max_abs_diff"] < 1e-4
     begun_early = [n for s in read_segments(run.iteration(1).segments) for n in s.policy_numbers or () if n >= 0]
     assert 0 in begun_early and set(begun_early) <= {0, 1}
-
-
-class Watched(VllmEngine):
-    """The engine, noting the sessions of failed turns."""
-
-    lost: tuple[str, ...] = ()
-    why = ""
-
-    def poll(self) -> list[tuple[str, Completion]]:
-        try:
-            return super().poll()
-        except EngineError as error:
-            self.lost, self.why = (*self.lost, *error.sessions), str(error)
-            raise
-
-
-def kill(service: Service) -> None:
-    """SIGKILL for the server itself; its supervisor and its engine's process are left to see to that."""
-    pid = service.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGKILL)
-
-
-def test_a_server_killed_in_mid_batch_loses_nothing_and_the_last_one_fails_everything(
-    served: Served, pool: WarmPool, alive: Callable[[str], list[str]], tmp_path: Path
-) -> None:
-    first, second = served.services
-    with closing(Watched.from_base(served.base, served.endpoints, CONFIG)) as engine:
-        engine.load_adapter(OLD, served.adapter(OLD, 0.02))
-        jobs, done = jobs_of(6, 6, 6), []
-
-        def on_done(rollout: Rollout) -> None:
-            done.append(rollout.trajectory.id)
-            if len(done) == 6:
-                kill(second)
-
-        journal = Journal(tmp_path / "journal.jsonl")
-        rollouts = sessions(engine, served, pool, jobs, OLD, 1.0, journal=journal, on_done=on_done)
-        assert [rollout.trajectory.id for rollout in rollouts] == [job.trajectory_id for job in jobs]
-        assert {rollout.trajectory.status for rollout in rollouts} <= {"completed", "out_of_turns", "out_of_tokens"}
-        assert sorted(done) == sorted(job.trajectory_id for job in jobs)
-        assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == len(jobs)
-        assert len(set(engine.lost)) == len(engine.lost) > 0
-        assert f"the vLLM server {second.url} is lost" in engine.why
-        assert f"the end of {second.log}" in engine.why
-        assert second.process.wait(30) is not None
-        assert engine.load_adapter(NEW, served.adapter(NEW, 0.03)) == digest_folder(served.adapter(NEW, 0.03))
-        kill(first)
-        assert first.process.wait(30) is not None
-        ended = sessions(engine, served, pool, jobs_of(2, 2, 7), NEW, 1.0)
-        assert {rollout.trajectory.status for rollout in ended} == {"engine_error"}
-        assert all(math.isfinite(rollout.trajectory.seconds) and not rollout.segments for rollout in ended)
-        with pytest.raises(EngineError, match=f"(?s)no vLLM server is left; .*the end of {first.log}") as caught:
-            engine.submit(SampleRequest("s", NEW, [5], 1))
-        assert caught.value.sessions == ("s",)
-    served.stack.close()
-    assert alive(served.mark) == []

@@ -135,12 +135,12 @@ def probed(forced: float, sampled: float) -> Answer:
 
 
 BASE = probed(-1.0, -1.0 / 0.7)
-REQUEST = probe_request("policy-00001", 768)
+REQUEST = probe_request(768)
 
 
 def test_a_version_that_is_served_as_it_is_passes_the_proof() -> None:
-    prove("policy-00001", Path("a"), probed(-0.9996, -0.9996 / 0.7), BASE, REQUEST, expected, 1e-3)
-    prove("policy-00000", None, BASE, BASE, REQUEST, expected, 1e-3)
+    prove("policy-00001", Path("a"), probed(-0.9996, -0.9996 / 0.7), REQUEST, expected, 1e-3, before=(None, BASE))
+    prove("policy-00000", None, BASE, REQUEST, expected, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_a_version_that_is_served_as_it_is_passes_the_proof() -> None:
         (probed(-0.99, -0.9996 / 0.7), "of given tokens are off by 0.0096"),
         (probed(math.nan, -0.9996 / 0.7), "of given tokens are off by nan"),
         (probed(-0.9996, -0.9996), "sampled at temperature 0.7 are off by 0.43"),
-        (BASE, "moved by 0; the adapter did not reach it"),
+        (BASE, "moved by 0; they did not reach it"),
     ],
     ids=["other weights", "no number", "raw log-probabilities", "adapter smaller than the limit, never there"],
 )
 def test_what_is_not_proven_does_not_serve(answer: Answer, says: str) -> None:
     with pytest.raises(EngineError, match=says):
-        prove("policy-00001", Path("a"), answer, BASE, REQUEST, expected, 1e-3)
+        prove("policy-00001", Path("a"), answer, REQUEST, expected, 1e-3, before=(None, BASE))
 
 
 def test_the_servers_flags_follow_from_the_recipe() -> None:
@@ -168,6 +168,8 @@ def test_the_servers_flags_follow_from_the_recipe() -> None:
     variables = environment(config, 1)
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["VLLM_NO_USAGE_STATS"]) == ("1", "1")
     assert environment(VllmConfig(threads=3), 0)["OMP_NUM_THREADS"] == "3"
+    assert "VLLM_SERVER_DEV_MODE" not in variables
+    assert environment(VllmConfig(reload=True), 0)["VLLM_SERVER_DEV_MODE"] == "1"
 
 
 @pytest.mark.parametrize(
