@@ -182,7 +182,7 @@ class _Player:
             return error.status, str(error)
         except SandboxError as error:
             return "sandbox_error", str(error)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             return "tool_error", f"{type(error).__name__}: {error}"
         return "out_of_turns", ""
 

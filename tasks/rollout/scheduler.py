@@ -211,7 +211,7 @@ class Scheduler:
                 answers = pending.future.result()[pending.place]
             except SandboxError as error:
                 self._fail(flight, "sandbox_error", str(error))
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 self._fail(flight, "tool_error", f"{type(error).__name__}: {error}")
             else:
                 flight.agent.take_results(answers)

@@ -8,10 +8,10 @@ First sessions of `repair` are made with their real tools, and kept. Then, in tu
 - instant: the scheduler, its tools answering from the record at once;
 - slow: the same, each answer after 0.2 s, one thread a session;
 - real: the scheduler with the sandboxes.
-Every side samples the same tokens (checked for instant and real). Prints sessions and tokens a second and the ratio to
-the ceiling of the same repeat, as the median over repeats. `--vllm` adds the scheduler over one vLLM server; `--trl`
-TRL's GRPO trainer with tools (`trl_side.py` says how to make a Python that has it), in its turn of each repeat;
-`--memory` plays so many sessions more and prints the resident memory on the way.
+Every side samples the same tokens (instant and real are checked to the bit). Prints sessions and tokens a second and
+the ratio to the ceiling of the same repeat, as the median over repeats. `--vllm` adds the scheduler over one vLLM
+server; `--trl` TRL's GRPO trainer with tools (`trl_side.py` says how to make a Python that has it), in its turn of each
+repeat; `--memory` plays so many sessions more and prints the resident memory on the way.
 """
 
 from __future__ import annotations
@@ -223,10 +223,15 @@ def tokens_of(rollouts: Sequence[Rollout]) -> int:
     return sum(rollout.trajectory.sampled_tokens for rollout in rollouts)
 
 
+def require_same(made: Sequence[Rollout], recorded: Sequence[Rollout]) -> None:
+    """Raises SystemExit where a side sampled other tokens than the record has."""
+    if [rollout.segments for rollout in made] != [rollout.segments for rollout in recorded]:
+        raise SystemExit("the same jobs gave other tokens: these times are not of the same work")
+
+
 def measure(bench: Bench, vllm: Engine | None, trl: Trl | None) -> list[Side]:
     """Every side once; raises SystemExit where one did not sample what the record has."""
     rollouts, kept = record(bench)
-    wanted = [rollout.segments[0].token_ids for rollout in rollouts]
     count = len(rollouts)
     sides = [Side("ceiling", *ceiling(bench, rollouts), count)]
     for name, seconds, how in (
@@ -234,10 +239,11 @@ def measure(bench: Bench, vllm: Engine | None, trl: Trl | None) -> list[Side]:
         (f"tools of {SLOW:g} s", SLOW, {"tool_workers": bench.in_flight, "tool_latency_polls": 0}),
     ):
         took, made = bench.recorded(kept, seconds, **how)
+        if not seconds:
+            require_same(made, rollouts)
         sides.append(Side(name, took, tokens_of(made), count))
     took, made = bench.real(bench.engine())
-    if [rollout.segments[0].token_ids for rollout in made] != wanted:
-        raise SystemExit("the same jobs gave other tokens: these times are not of the same work")
+    require_same(made, rollouts)
     sides.append(Side("real tools", took, tokens_of(made), count))
     if vllm is not None:
         took, made = bench.real(vllm)
