@@ -17,7 +17,7 @@ from typing import Any
 
 from data_contracts.errors import UserError
 from data_contracts.records import Answer, Problem, Rollout, Sampling, Status, ToolCall, Trajectory, Turn
-from tasks.rollout.calls import Answered
+from tasks.rollout.calls import Answered, batched
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.context import Piece, context_policy, observation
 from tasks.rollout.context.keep import Question
@@ -65,6 +65,8 @@ class Agent:
         config: RolloutConfig,
     ) -> None:
         self.job, self.session, self.name, self.policy_version = job, session, name, policy_version
+        self.batched = batched(session)
+        self._listener = session if isinstance(session, Listener) else None
         self._attempt = name
         self.status: Status | None = None
         self._detail, self._submitted = "", False
@@ -138,7 +140,7 @@ class Agent:
         """Tell a session that listens what was said; whether it takes that as the answer."""
         calls = [call for call in parsed.calls if not self._policy.owns(call)]
         for_it = bool(calls) or not (parsed.calls or parsed.errors)
-        return isinstance(self.session, Listener) and for_it and self.session.hear(parsed.content, calls)
+        return self._listener is not None and for_it and self._listener.hear(parsed.content, calls)
 
     def _turn(
         self, completion: Completion, text: str, calls: tuple[ToolCall, ...], errors: tuple[str, ...], shown: str

@@ -20,6 +20,8 @@ class Asked(NamedTuple):
 
     session: Session
     calls: Sequence[ToolCall]
+    batched: Batched | None = None
+    """The session again, where it takes calls together with others'."""
 
 
 class Answered(NamedTuple):
@@ -29,12 +31,12 @@ class Answered(NamedTuple):
     seconds: float
 
 
-def batches(turns: Sequence[T], session_of: Callable[[T], Session]) -> list[list[T]]:
+def batches(turns: Sequence[T], asked_of: Callable[[T], Asked]) -> list[list[T]]:
     """Turns whose calls go together, in the order of each batch's first; a session that batches nothing is alone."""
     found: dict[Hashable, list[T]] = {}
     for place, turn in enumerate(turns):
-        session = session_of(turn)
-        key: Hashable = ("batch", session.batch) if isinstance(session, Batched) else place
+        batched = asked_of(turn).batched
+        key: Hashable = ("batch", batched.batch) if batched is not None else place
         found.setdefault(key, []).append(turn)
     return list(found.values())
 
@@ -45,7 +47,7 @@ def answer(batch: Sequence[Asked]) -> list[list[Answered]]:
     place = 0
     while going := [n for n, asked in enumerate(batch) if place < len(asked.calls) and not _ended(answers[n])]:
         started = time.perf_counter()
-        results = _results([(batch[n].session, batch[n].calls[place]) for n in going])
+        results = _results(batch[0].batched, [(batch[n].session, batch[n].calls[place]) for n in going])
         seconds = time.perf_counter() - started
         for n, result in zip(going, results, strict=True):
             answers[n].append(Answered(result, seconds))
@@ -55,15 +57,19 @@ def answer(batch: Sequence[Asked]) -> list[list[Answered]]:
 
 def run_calls(session: Session, calls: Sequence[ToolCall]) -> list[Answered]:
     """The calls of one session's turn."""
-    return answer([Asked(session, calls)])[0]
+    return answer([Asked(session, calls, batched(session))])[0]
+
+
+def batched(session: Session) -> Batched | None:
+    """The session where it takes calls together with others'. Ask once a session: the look costs as much as a parse."""
+    return session if isinstance(session, Batched) else None
 
 
 def _ended(answered: Sequence[Answered]) -> bool:
     return bool(answered) and answered[-1].result.done
 
 
-def _results(calls: Sequence[tuple[Session, ToolCall]]) -> Sequence[ToolResult]:
-    first = calls[0][0]
-    if isinstance(first, Batched):
+def _results(first: Batched | None, calls: Sequence[tuple[Session, ToolCall]]) -> Sequence[ToolResult]:
+    if first is not None:
         return first.call_together(calls)
     return [session.call(call) for session, call in calls]

@@ -247,7 +247,7 @@ class Scheduler:
         agent = flight.agent
         calls = agent.take_completion(completion)
         if calls:
-            self._asking.append((flight, Asked(agent.session, calls)))
+            self._asking.append((flight, Asked(agent.session, calls, agent.batched)))
             return
         if agent.status is None:
             agent.take_results()
@@ -257,7 +257,7 @@ class Scheduler:
         """Start the calls of the turns that ended with this poll."""
         latency = self._config.tool_latency_polls
         due = self._polls + latency - self._polls % latency if latency else self._polls
-        for batch in batches(self._asking, lambda asking: asking[1].session):
+        for batch in batches(self._asking, lambda asking: asking[1]):
             future = self._tools.submit(answer, [asked for _, asked in batch])
             self._pending += [_Pending(flight, due, future, place) for place, (flight, _) in enumerate(batch)]
         self._asking = []

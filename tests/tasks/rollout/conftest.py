@@ -159,11 +159,13 @@ class Driver:
 
 @pytest.fixture
 def drive(chat: Chat, make_problem: Callable[..., Problem], playground: type[Playground]) -> Callable[..., Driver]:
-    """A session on a made-up problem, to be played turn by turn; `with_chat` replaces the chat."""
+    """A session on a made-up problem, to be played turn by turn; `with_chat` replaces the chat, `kind` its class."""
 
-    def make(*, turns: int = 4, tokens: int = 200, with_chat: Chat = chat, **options: Any) -> Driver:
+    def make(
+        *, turns: int = 4, tokens: int = 200, with_chat: Chat = chat, kind: Any = playground, **options: Any
+    ) -> Driver:
         problem = make_problem(turns=turns, tokens=tokens)
-        return Driver(problem, with_chat, playground(problem), **options)
+        return Driver(problem, with_chat, kind(problem), **options)
 
     return make
 

@@ -245,8 +245,7 @@ def test_a_listener_hears_messages_that_were_read_and_takes_one_without_call_as_
             return not calls
 
     told: list[tuple[str, list[str]]] = []
-    driver = drive()
-    driver.session = driver.agent.session = Listening(driver.session.problem)
+    driver = drive(kind=Listening)
     driver.say("It is", cut_at=1)  # a message that was cut is not heard
     driver.say(said)
     assert (told, driver.agent.status) == (heard, status)
