@@ -74,7 +74,7 @@ def load_shards(engine: Any, folder: Path, note: Note) -> None:
     stage = engine.zero_optimization_stage()
     if note.zero_stage != stage:
         raise UserError(
-            f"{folder} was written under ZeRO-{note.zero_stage}: set training.zero_stage to that, not {stage}."
+            f"{folder} was written under ZeRO-{note.zero_stage}: set training.zero_stage to it, not {stage}."
         )
     universal = note.processes != distributed.world_size()
     if universal and distributed.rank() == 0 and not (folder / _UNIVERSAL).is_dir():

@@ -6,6 +6,7 @@ segments -> scores -> importance weights -> minibatches -> one step each -> Trai
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import time
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ from tasks.training.packing import (
 )
 from tasks.training.reports import TrainingDiverged, TrainReport
 from tasks.training.scores import Score, mismatch, weights_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ def train(engine: TrainingEngine, batch: Batch, step: int, progress: Path | None
     name = _name_of(batch, config, step)
     saved = engine.load_progress(progress, name) if progress else None
     tally = Tally(**saved["tally"]) if saved else Tally()
+    if saved:
+        log.info("iteration %d goes on after %d of its optimizer steps", step, len(tally.dealt))
     dealt = [
         part
         for epoch in range(config.epochs)
