@@ -45,7 +45,7 @@ class TrainingService:
     def load(self, policy_dir: str, checkpoint_dir: str | None) -> dict[str, Any]:
         """Put a policy version into a fresh engine, with its optimizer state where a checkpoint is given."""
         self.close()
-        # ZeRO-3 splits the base's own tensors over the ranks and bfloat16 rounds them: each engine needs a base of its own
+        # ZeRO-3 splits the base's tensors over the ranks, bfloat16 rounds them: such an engine has a base of its own
         shared = self.config.zero_stage < 3 and self.config.precision == "float32"
         base = self.base if shared else load_base(self.base.path)
         self._engine = TrainingEngine(base, Path(policy_dir), self.config)

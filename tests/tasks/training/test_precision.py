@@ -55,7 +55,7 @@ def test_bfloat16_takes_steps_that_are_smaller_than_its_own(
         engine.close()
     errors = torch.tensor(scores[0]) - torch.tensor(scores[1])
     assert 1e-4 < float(errors.abs().mean()) < 0.1
-    assert tallies[1].norms == pytest.approx(tallies[0].norms, rel=0.1)
+    assert tallies[1].norms[0] == pytest.approx(tallies[0].norms[0], rel=0.05)
     # one step of 1e-4 is below half the distance of two bfloat16 numbers at 0.1 (5e-4 / 2): alone it would be lost
     assert float(torch.nn.functional.cosine_similarity(*moves, dim=0)) > 0.9
     assert float(moves[1].norm() / moves[0].norm()) == pytest.approx(1, abs=0.1)
@@ -89,7 +89,7 @@ def test_checkpointed_layers_are_computed_again_in_the_backward(
     calls: list[str] = []
     for name, module in engine._scorer.named_modules():
         if name.endswith(".mlp"):
-            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+            module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
     packed = pack(sample_segments(2))
     with torch.no_grad():
         engine.compute(packed)
