@@ -122,12 +122,16 @@ def init_adapter(base: Base, spec: LoraSpec, out: Path, seed: int) -> Path:
 
 
 def merged_model(base: Base, adapter: Path | None) -> PreTrainedModel:
-    """Return a fresh copy of the base with the adapter merged into its weights: eval, no gradients."""
+    """Return a fresh copy of the base with the adapter merged into its weights, or of a whole policy's model.
+
+    eval, no gradients.
+    """
     from peft import PeftModel
 
+    if adapter is not None and is_whole(adapter):
+        return load_base(adapter).model
     model = copy.deepcopy(base.model)
     if adapter is not None:
-        _require_adapter(adapter)
         model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     return model.eval().requires_grad_(False)
 
@@ -160,6 +164,30 @@ def write_adapter(state: dict[str, Tensor], config: PeftConfig, out: Path) -> Pa
     # PEFT writes sets in hash order and the base's absolute path: rewrite so that equal adapters are equal files.
     config_file = scratch / "adapter_config.json"
     config_file.write_text(canonical_adapter_config(config_file) + "\n")
+    (scratch / DIGEST_FILE).write_text(digest_folder(scratch) + "\n")
+    publish_folder(scratch, out)
+    return out
+
+
+def init_whole(base: Base, out: Path) -> Path:
+    """Write the base itself as the first version of a policy of full weights."""
+    scratch = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(base.path, scratch)
+    (scratch / DIGEST_FILE).write_text(digest_folder(scratch) + "\n")
+    publish_folder(scratch, out)
+    return out
+
+
+def write_whole(model: PreTrainedModel, state: dict[str, Tensor], source: Path, out: Path) -> Path:
+    """Write a model folder: weights by name, the model's configuration, `digest.txt`, all else as in `source`.
+
+    `out` is there whole or not at all.
+    """
+    scratch = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(source, scratch, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*", DIGEST_FILE))
+    model.save_pretrained(scratch, state_dict=state)
     (scratch / DIGEST_FILE).write_text(digest_folder(scratch) + "\n")
     publish_folder(scratch, out)
     return out

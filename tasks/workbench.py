@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_contracts.errors import UserError
 from data_contracts.records import Sampling, policy_name
-from models.policy import Base, LoraSpec, init_adapter, load_base, publish_folder
+from models.policy import Base, LoraSpec, init_adapter, init_whole, load_base, publish_folder
 from models.release import Release
 from tasks.paths import RunFolder
 from tasks.release.config import ReleaseConfig
@@ -166,7 +166,7 @@ class Bench:
         return f"sqlite:///{self.run.home / 'mlflow.db'}"
 
     def policy(self, number: int) -> Path:
-        """The adapter of a policy version; number 0 is made here: fresh, or the champion's."""
+        """The folder of a policy version; number 0 is made here: fresh, or the champion's."""
         folder = self.run.policy(number)
         if not folder.exists():
             if number:
@@ -226,6 +226,9 @@ class Bench:
             publish_folder(scratch, folder)
             return
         training = self.parts.training
+        if training.weights == "full":
+            init_whole(self.base, folder)
+            return
         spec = LoraSpec(r=training.lora_r, alpha=training.lora_alpha, targets=training.lora_targets)
         init_adapter(self.base, spec, folder, training.seed)
 

@@ -1,4 +1,4 @@
-"""The flow's side of the trainer: one worker process (or torchrun's), started at once, spoken to in turn.
+"""The flow's side of the trainer: one worker process (or a launcher's), started at once, spoken to in turn.
 
 Trainer(base, home, config) -> load -> score -> train -> ... -> close: the whole process group is gone
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,10 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from data_contracts.errors import UserError
+from tasks.training.channel import Channel
 from tasks.training.config import TrainingConfig
+from tasks.training.launch import launch_command
 from tasks.training.reports import MismatchReport, TrainingDiverged, TrainReport
 
-_POLL_SECONDS = 0.2
 _GRACE_SECONDS = 3.0
 _TAIL_LINES = 30
 
@@ -34,20 +33,24 @@ class TrainerDied(RuntimeError):
 class Trainer:
     """The training worker. The constructor returns at once; the first command waits for its imports.
 
-    `home` receives `trainer.log`. Commands are answered one at a time, whichever thread asks.
+    `home` receives `trainer.log` and `trainer.json`. Commands are answered one at a time, whichever thread asks.
+    A hostfile that does not serve is a UserError.
     """
 
     def __init__(self, base_path: Path | str, home: Path, config: TrainingConfig) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.log_path = home / "trainer.log"
+        config_file = home.resolve() / "trainer.json"
+        config_file.write_text(config.model_dump_json())
         self._lock = threading.Lock()
         self._last_id = 0
-        self._unread = b""
+        self._channel = Channel()
+        command = launch_command(base_path, config_file, self._channel.path, config)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                _command(str(base_path), config),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 env=_environment(config),
                 start_new_session=True,
@@ -61,7 +64,7 @@ class Trainer:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker (or of torchrun), which leads its own process group."""
+        """Process id of the worker (or of the launcher), which leads its own process group."""
         return self._process.pid
 
     def wait_ready(self) -> str:
@@ -103,9 +106,7 @@ class Trainer:
 
     def close(self) -> None:
         """End the worker and every process of its group, busy or idle. May be called twice, and from any thread."""
-        with contextlib.suppress(BrokenPipeError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        self._channel.close()
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_SECONDS)
@@ -124,34 +125,25 @@ class Trainer:
         raise kind(answer["error"]["message"])
 
     def _send(self, line: bytes) -> None:
-        if self._process.stdin is None or self._process.stdin.closed:
+        if self._channel.closed:
             raise TrainerDied("the trainer is closed: make a new one.")
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
+            self._channel.send(line, self._alive)
+        except ConnectionError as error:
             raise self._died() from error
 
     def _answer(self, wanted: int) -> dict[str, Any]:
-        # answers to commands whose caller was interrupted are still in the pipe: theirs is a lower id
+        # answers to commands whose caller was interrupted are still on their way: theirs is a lower id
         while True:
-            answer = json.loads(self._read_line())
+            try:
+                answer = json.loads(self._channel.read_line())
+            except ConnectionError as error:
+                raise self._died() from error
             if answer["id"] == wanted:
                 return answer
 
-    def _read_line(self) -> bytes:
-        assert self._process.stdout is not None
-        handle = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            # in short waits, so that a cancelled flow's exception reaches this thread
-            if not select.select([handle], [], [], _POLL_SECONDS)[0]:
-                continue
-            block = os.read(handle, 1 << 16)
-            if not block:
-                raise self._died()
-            self._unread += block
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+    def _alive(self) -> bool:
+        return self._process.poll() is None
 
     def _died(self) -> TrainerDied:
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -166,15 +158,6 @@ class Trainer:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-
-def _command(base: str, config: TrainingConfig) -> list[str]:
-    worker = ["-m", "tasks.training.worker"]
-    arguments = ["--base", base, "--config", config.model_dump_json()]
-    if config.processes == 1:
-        return [sys.executable, *worker, *arguments]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.processes}"]
-    return [sys.executable, *torchrun, *worker, *arguments]
 
 
 def _environment(config: TrainingConfig) -> dict[str, str]:

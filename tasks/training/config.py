@@ -13,7 +13,7 @@ MismatchMethod = Literal["none", "tis", "icepop", "sequence_mask"]
 
 
 class TrainingConfig(Config):
-    """LoRA by PPO-clipped policy gradient in a DeepSpeed engine."""
+    """A clipped policy gradient on an adapter or on every weight, in a DeepSpeed engine."""
 
     learning_rate: float = Field(default=2e-3, gt=0, description="AdamW's step size; about 2e-3 for LoRA")
     warmup_steps: int = Field(default=4, ge=0, description="iterations over which the learning rate rises linearly")
@@ -30,7 +30,9 @@ class TrainingConfig(Config):
     clip_high: float = Field(default=0.28, gt=0, description="the probability ratio is clipped at 1 + clip_high")
     minibatches: int = Field(default=4, ge=1, description="optimizer steps an epoch; whole rollouts are dealt to them")
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
-    micro_batch_tokens: int = Field(default=2048, ge=1, description="padded tokens computed at once, a rank")
+    micro_batch_tokens: int = Field(
+        default=2048, ge=1, description="tokens computed at once, a rank (padding included)"
+    )
     mismatch: MismatchMethod = Field(
         default="tis", description="correction of the difference between the trainer's and the engine's probabilities"
     )
@@ -41,9 +43,37 @@ class TrainingConfig(Config):
         default=3, ge=1, description="non-finite optimizer steps in a row that stop the run; fewer are skipped, counted"
     )
     zero_stage: Literal[1, 2, 3] = Field(default=2, description="what DeepSpeed ZeRO shards over the processes")
-    processes: int = Field(default=1, ge=1, description="ranks on this machine; more than one are run by torchrun")
+    processes: int = Field(default=1, ge=1, description="ranks on each machine; more than one are run by torchrun")
     threads: int = Field(default=0, ge=0, description="CPU threads a rank may use; 0 leaves the choice to torch")
     seed: int = Field(default=0, ge=0, description="decides the adapter's start and the order of minibatches")
+    weights: Literal["adapter", "full"] = Field(
+        default="adapter", description="what trains: a LoRA adapter beside the frozen base, or every weight of it"
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of weights and activations; the optimizer always keeps float32 copies"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="keep only each layer's input and compute the rest again in the backward pass"
+    )
+    packed: bool = Field(
+        default=True, description="lay trajectories end to end without padding; false for models whose layers can not"
+    )
+    checkpoint_steps: int = Field(
+        default=0, ge=0, description="optimizer steps between checkpoints inside an iteration; 0: only at its end"
+    )
+    hostfile: str | None = Field(
+        default=None, description="machines in DeepSpeed's form, this one first; its launcher then starts the ranks"
+    )
+    nodes: int = Field(default=1, ge=1, description="how many machines of the hostfile take part")
+    master_port: int = Field(
+        default=29500, ge=1, lt=65536, description="where the ranks of the hostfile's machines meet"
+    )
+
+    @model_validator(mode="after")
+    def _machines_are_named(self) -> Self:
+        if self.nodes > 1 and self.hostfile is None:
+            raise ValueError(f"nodes = {self.nodes} needs a list of machines: write for example hostfile = 'hostfile'")
+        return self
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:

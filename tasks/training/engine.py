@@ -1,6 +1,6 @@
-"""The DeepSpeed engine around base + adapter: compute, step, save, load.
+"""The DeepSpeed engine around the policy: compute, step, save, load.
 
-Packed -> TokenLogprobs -> backward per micro-batch -> one step -> adapter folder + checkpoint
+Packed -> TokenLogprobs -> backward per micro-batch -> one step -> policy folder + checkpoint
 
 DeepSpeed divides gradients by the number of ranks and counts micro-batches by itself; here the loss is already divided
 by the whole step's tokens, so the ranks' division is undone and the caller owns the boundary
@@ -9,7 +9,6 @@ by the whole step's tokens, so the ranks' division is undone and the caller owns
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from contextlib import AbstractContextManager, nullcontext
@@ -17,56 +16,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ratchet_kernels import TokenLogprobs, token_logprobs
+from ratchet_kernels import TokenLogprobs
 from torch import Tensor, nn
 
 from data_contracts.errors import UserError
 from models.fingerprint import digest_folder
-from models.policy import Base, adapter_state, publish_folder, trainable_policy, write_adapter
+from models.policy import Base, publish_folder
 from tasks.training import distributed
+from tasks.training.checkpoints import Note, load_shards, read_note, write_checkpoint
 from tasks.training.config import TrainingConfig
-from tasks.training.fused import fuse_lora
 from tasks.training.packing import Packed
+from tasks.training.scorer import PolicyScorer
 
 log = logging.getLogger(__name__)
-
-_CHECKPOINT_FILE = "checkpoint.json"
-_SHARDS = "deepspeed"
-
-
-class PolicyScorer(nn.Module):
-    """The policy as DeepSpeed sees it: token ids in, log-probabilities of the sampled tokens out."""
-
-    def __init__(self, policy: nn.Module, temperature: float) -> None:
-        super().__init__()
-        self.policy = policy
-        self.temperature = temperature
-
-    def forward(self, token_ids: Tensor, positions: Tensor, targets: Tensor) -> TokenLogprobs:
-        """token_ids[B,T], positions[N] in the flattened B*T, targets[N] -> TokenLogprobs [N]."""
-        model = self.policy.get_base_model()  # type: ignore[operator]
-        hidden = model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
-        chosen = hidden.reshape(-1, hidden.shape[-1])[positions]
-        return token_logprobs(chosen, model.get_output_embeddings().weight, targets, temperature=self.temperature)
 
 
 class TrainingEngine:
     """One policy version in training. Every rank calls every method, in the same order."""
 
-    def __init__(self, base: Base, adapter: Path, config: TrainingConfig) -> None:
+    def __init__(self, base: Base, policy_dir: Path, config: TrainingConfig) -> None:
         self.config = config
         self.skipped_in_a_row = 0
-        policy = trainable_policy(base, adapter)
-        self.lora_config = policy.peft_config["default"]
-        if config.zero_stage < 3:
-            fuse_lora(policy)
-        self._scorer = PolicyScorer(policy, config.temperature)
+        self._scorer = PolicyScorer(base, policy_dir, config)
+        self.digest = digest_folder(policy_dir)
         self._engine = _initialize(self._scorer, config)
         self.device = self._engine.device
 
     def compute(self, packed: Packed) -> TokenLogprobs:
         """Return log-probabilities [N] of the sampled tokens, with gradient where torch records one."""
-        return self._engine(packed.token_ids, packed.positions, packed.targets)
+        return self._engine(packed.token_ids, packed.position_ids, packed.bounds, packed.positions, packed.targets)
 
     def accumulate(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's loss, already divided by the step's denominator, to the step's."""
@@ -86,77 +64,77 @@ class TrainingEngine:
         return float(self._engine.get_global_grad_norm())
 
     def save(self, out_policy: Path, checkpoint_dir: Path) -> str:
-        """Write the checkpoint `<checkpoint_dir>/<policy name>` and then the adapter folder; return its digest.
+        """Write the checkpoint `<checkpoint_dir>/<policy name>` and then the policy folder; return its digest.
 
         In this order, and each by a rename: whoever sees the policy also finds the optimizer state that belongs to it.
         """
         scratch = out_policy.with_name(f".{out_policy.name}.next")
-        state = self._adapter_state()
+        state = self.state()
         if distributed.rank() == 0:
             shutil.rmtree(scratch, ignore_errors=True)
-            write_adapter(state, self.lora_config, scratch)
-        digest: str = distributed.share(digest_folder(scratch) if distributed.rank() == 0 else None)
-        self._save_checkpoint(checkpoint_dir / out_policy.name, digest)
+            self._scorer.write(state, scratch)
+        self.digest = distributed.share(digest_folder(scratch) if distributed.rank() == 0 else None)
+        write_checkpoint(self._engine, checkpoint_dir / out_policy.name, self._note())
         if distributed.rank() == 0:
             publish_folder(scratch, out_policy)
-        return digest
+        return self.digest
 
     def load_checkpoint(self, policy_dir: Path, checkpoint_dir: Path) -> None:
         """Restore optimizer state and counters saved together with the policy. Another policy's are a UserError."""
         folder = checkpoint_dir / policy_dir.name
-        note = read_checkpoint(folder)
-        if note["digest"] != digest_folder(policy_dir):
+        note = read_note(folder)
+        if note.digest != digest_folder(policy_dir):
             raise UserError(f"{folder} belongs to other weights than {policy_dir}: give the checkpoint of that policy.")
-        if note["processes"] != distributed.world_size():
-            raise UserError(
-                f"{folder} was written by {note['processes']} processes: set training.processes to that number."
-            )
-        loaded, _ = self._engine.load_checkpoint(
-            str(folder), tag=_SHARDS, load_module_strict=False, load_lr_scheduler_states=False
-        )
-        if loaded is None:
-            raise UserError(f"{folder} holds no DeepSpeed state: delete it and load the policy without a checkpoint.")
-        self.skipped_in_a_row = note["skipped_in_a_row"]
+        self._load(folder, note)
+
+    def save_progress(self, folder: Path, progress: dict[str, Any]) -> None:
+        """Write weights and optimizer state in the middle of an iteration that began with the policy `digest`."""
+        write_checkpoint(self._engine, folder, self._note(progress))
+
+    def load_progress(self, folder: Path, iteration: str) -> dict[str, Any] | None:
+        """Go on from the middle of this very iteration, if it was saved; return how far it is.
+
+        `iteration` names it: what was saved of another one, or of one that began with other weights, is left alone.
+        """
+        if not folder.is_dir():
+            return None
+        note = read_note(folder)
+        if note.digest != self.digest or note.progress is None or note.progress["iteration"] != iteration:
+            return None
+        self._load(folder, note)
+        return note.progress
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the trained weights by their names in the policy, whole and on the CPU; on every rank."""
+        state = {}
+        for name, parameter in self._scorer.trained():
+            with self._gathered(parameter):
+                state[name] = parameter.detach().cpu().contiguous().clone()
+        return state
 
     def close(self) -> None:
         """Drop DeepSpeed's hooks and buffers."""
         self._engine.destroy()
 
-    def _save_checkpoint(self, folder: Path, digest: str) -> None:
-        scratch = folder.with_name(f".{folder.name}.next")
-        if distributed.rank() == 0:
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(parents=True)
-        distributed.share(None)
-        self._engine.save_checkpoint(str(scratch), tag=_SHARDS, save_latest=False, exclude_frozen_parameters=True)
-        distributed.gather(None)
-        if distributed.rank() == 0:
-            note = {
-                "digest": digest,
-                "processes": distributed.world_size(),
-                "skipped_in_a_row": self.skipped_in_a_row,
-            }
-            (scratch / _CHECKPOINT_FILE).write_text(json.dumps(note))
-            publish_folder(scratch, folder)
+    def _load(self, folder: Path, note: Note) -> None:
+        load_shards(self._engine, folder, note)
+        self.skipped_in_a_row = note.skipped_in_a_row
 
-    def _adapter_state(self) -> dict[str, Tensor]:
-        with self._gathered():
-            return adapter_state(self._scorer.policy)  # type: ignore[arg-type]
+    def _note(self, progress: dict[str, Any] | None = None) -> Note:
+        return Note(
+            digest=self.digest,
+            processes=distributed.world_size(),
+            zero_stage=self.config.zero_stage,
+            skipped_in_a_row=self.skipped_in_a_row,
+            progress=progress,
+        )
 
-    def _gathered(self) -> AbstractContextManager[Any]:
+    def _gathered(self, parameter: nn.Parameter) -> AbstractContextManager[Any]:
         if self.config.zero_stage < 3:
             return nullcontext()
         import deepspeed
 
-        return deepspeed.zero.GatheredParameters([p for p in self._scorer.parameters() if p.requires_grad])
-
-
-def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return the note beside a checkpoint's shards; a folder without one is a UserError."""
-    note = folder / _CHECKPOINT_FILE
-    if not note.is_file():
-        raise UserError(f"{folder} is no checkpoint (it has no {_CHECKPOINT_FILE}): train from the policy without one.")
-    return json.loads(note.read_text())
+        return deepspeed.zero.GatheredParameters([parameter])
 
 
 def deepspeed_config(config: TrainingConfig, trainable: int) -> dict[str, Any]:
@@ -168,6 +146,10 @@ def deepspeed_config(config: TrainingConfig, trainable: int) -> dict[str, Any]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": config.grad_clip,
         "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": config.precision == "bfloat16", "check_grad_overflow": True},
+        # ranks and micro-batches add up in float32, whatever the weights' precision
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
             "stage": config.zero_stage,
             "overlap_comm": False,
@@ -192,11 +174,10 @@ def deepspeed_config(config: TrainingConfig, trainable: int) -> dict[str, Any]:
 def _initialize(scorer: PolicyScorer, config: TrainingConfig) -> Any:
     import deepspeed
 
-    trainable = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
+    trainable = [parameter for _, parameter in scorer.trained()]
     size = sum(parameter.numel() for parameter in trainable)
     if config.zero_stage == 3:
-        head = scorer.policy.get_base_model().get_output_embeddings()  # type: ignore[operator]
-        deepspeed.zero.register_external_parameter(scorer, head.weight)
+        deepspeed.zero.register_external_parameter(scorer, scorer.head)
     engine, *_ = deepspeed.initialize(
         model=scorer, model_parameters=trainable, config=deepspeed_config(config, size), dist_init_required=False
     )

@@ -5,9 +5,12 @@ segments -> scores -> importance weights -> minibatches -> one step each -> Trai
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 from data_contracts.errors import UserError
 from data_contracts.records import Segment
 from tasks.training import distributed
+from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
 from tasks.training.loss import clipped_tokens, policy_loss
 from tasks.training.packing import (
@@ -30,6 +34,8 @@ from tasks.training.packing import (
 )
 from tasks.training.reports import TrainingDiverged, TrainReport
 from tasks.training.scores import Score, mismatch, weights_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,13 @@ class Tally:
     clipped: float = 0.0
     norms: list[float] = field(default_factory=list)
     skipped: int = 0
+    dealt: list[list[int]] = field(default_factory=list)
+    """the segments of each step taken, by index"""
 
 
 def score(engine: TrainingEngine, segments: Sequence[Segment]) -> list[Score]:
     """Return every segment's log-probabilities and entropies at the rollouts' temperature, without gradient."""
-    groups = micro_batches([computed_length(s) for s in segments], engine.config.micro_batch_tokens)
+    groups = _groups(engine, [computed_length(s) for s in segments])
     mine: dict[int, Score] = {}
     with torch.no_grad():
         for group in rank_share(groups, distributed.rank(), distributed.world_size()):
@@ -80,14 +88,34 @@ def score(engine: TrainingEngine, segments: Sequence[Segment]) -> list[Score]:
     return [everyone[index] for index in range(len(segments))]
 
 
-def train(engine: TrainingEngine, batch: Batch, step: int) -> Tally:
-    """Take the optimizer steps of iteration `step`."""
+def train(engine: TrainingEngine, batch: Batch, step: int, progress: Path | None = None) -> Tally:
+    """Take the optimizer steps of iteration `step`; with `progress`, go on from what was saved there in its middle."""
     config = engine.config
-    tally = Tally()
-    for epoch in range(config.epochs):
-        for part in minibatches(batch.segments, config.minibatches, seed=config.seed, iteration=step, epoch=epoch):
-            _take_step(engine, batch, part, config.learning_rate_at(step), tally)
+    name = _name_of(batch, config, step)
+    saved = engine.load_progress(progress, name) if progress else None
+    tally = Tally(**saved["tally"]) if saved else Tally()
+    if saved:
+        log.info("iteration %d goes on after %d of its optimizer steps", step, len(tally.dealt))
+    dealt = [
+        part
+        for epoch in range(config.epochs)
+        for part in minibatches(batch.segments, config.minibatches, seed=config.seed, iteration=step, epoch=epoch)
+    ]
+    for done, part in enumerate(dealt[len(tally.dealt) :], start=len(tally.dealt) + 1):
+        _take_step(engine, batch, part, config.learning_rate_at(step), tally)
+        tally.dealt.append(part)
+        if progress and config.checkpoint_steps and done % config.checkpoint_steps == 0 and done < len(dealt):
+            engine.save_progress(progress, {"iteration": name, "tally": asdict(tally)})
     return tally
+
+
+def _name_of(batch: Batch, config: TrainingConfig, step: int) -> str:
+    """Return a digest of all that decides the iteration's steps; where and how fast they are computed does not."""
+    free = {"processes", "nodes", "hostfile", "master_port", "threads", "micro_batch_tokens", "checkpoint_steps"}
+    sha = hashlib.sha256(f"{step} {config.model_dump_json(exclude=free)}".encode())
+    for segment, weights in zip(batch.segments, batch.weights, strict=True):
+        sha.update(f"{segment.trajectory_id} {segment.token_ids} {segment.advantages} {len(weights)}".encode())
+    return sha.hexdigest()
 
 
 def train_iteration(
@@ -105,8 +133,11 @@ def train_iteration(
     if tokens == 0:
         raise UserError("the batch holds no sampled token: there is nothing to train on.")
     weights, mean_weight = weights_of(segments, scores, engine.config)
-    tally = train(engine, Batch(segments, scores, weights), step)
+    progress = checkpoint_dir / f"{out_policy_dir.name}.progress"
+    tally = train(engine, Batch(segments, scores, weights), step, progress)
     digest = engine.save(out_policy_dir, checkpoint_dir)
+    if distributed.rank() == 0:
+        shutil.rmtree(progress, ignore_errors=True)
     applied = len(tally.norms)
     return TrainReport(
         loss=tally.loss / max(1, applied),
@@ -130,8 +161,7 @@ def _take_step(engine: TrainingEngine, batch: Batch, part: Sequence[int], learni
     """Take one optimizer step over the minibatch `part` (indices of segments), or count it as skipped."""
     denominator = float(sum(len(batch.scores[i].logprobs) for i in part))
     live = [i for i in part if has_signal(batch.segments[i])]
-    lengths = [computed_length(batch.segments[i]) for i in live]
-    groups = micro_batches(lengths, engine.config.micro_batch_tokens)
+    groups = _groups(engine, [computed_length(batch.segments[i]) for i in live])
     loss, clipped = 0.0, 0.0
     for group in rank_share(groups, distributed.rank(), distributed.world_size()):
         part_loss, part_clipped = _accumulate(engine, batch, [live[i] for i in group], denominator)
@@ -178,4 +208,8 @@ _NOTHING = Segment(trajectory_id="", token_ids=[0, 0], loss_mask=[0, 1], rollout
 
 def _pack(engine: TrainingEngine, segments: Sequence[Segment], members: Sequence[int]) -> Packed:
     # a rank without work computes one token that counts for nothing: its collectives pair with the others'
-    return pack([segments[i] for i in members] or [_NOTHING], engine.device)
+    return pack([segments[i] for i in members] or [_NOTHING], engine.device, packed=engine.config.packed)
+
+
+def _groups(engine: TrainingEngine, lengths: Sequence[int]) -> list[list[int]]:
+    return micro_batches(lengths, engine.config.micro_batch_tokens, packed=engine.config.packed)

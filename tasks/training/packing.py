@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,15 +21,19 @@ from data_contracts.records import Segment
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A padded micro-batch: `positions[n]` (in the flattened B*T) predicts `targets[n]`.
+    """A micro-batch: `positions[n]` (in the flattened B*T) predicts `targets[n]`.
 
-    The N sampled tokens stand in order of row, then of position; `counts[b]` of them belong to row b.
+    Packed: one row, segment b from `bounds[b]` to `bounds[b+1]` (on the CPU), its positions counted from 0.
+    Padded: a row a segment; `bounds` and `position_ids` are None.
+    The N sampled tokens stand in order of segment, then of position; `counts[b]` of them belong to segment b.
     """
 
     token_ids: Tensor
+    position_ids: Tensor | None
     positions: Tensor
     targets: Tensor
     counts: list[int]
+    bounds: Tensor | None
 
 
 def sampled_positions(segment: Segment) -> list[int]:
@@ -36,23 +41,28 @@ def sampled_positions(segment: Segment) -> list[int]:
     return [t for t, sampled in enumerate(segment.loss_mask) if sampled]
 
 
-def pack(segments: Sequence[Segment], device: torch.device | str = "cpu") -> Packed:
-    """Pad segments to the right into one batch. Right padding needs no attention mask: attention is causal."""
+def pack(segments: Sequence[Segment], device: torch.device | str = "cpu", *, packed: bool = True) -> Packed:
+    """Lay segments end to end in one row, or padded to the right in a row each (causal attention needs no mask)."""
     sampled = [sampled_positions(segment) for segment in segments]
     if any(positions and positions[0] == 0 for positions in sampled):
         raise ValueError("a segment's first token is marked as sampled: it has no context to be predicted from")
-    width = max((positions[-1] for positions in sampled if positions), default=1)
-    rows = torch.zeros(len(segments), width, dtype=torch.long)
-    for row, segment in enumerate(segments):
-        ids = segment.token_ids[:width]
-        rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.long)
-    flat = [row * width + t - 1 for row, positions in enumerate(sampled) for t in positions]
-    targets = [segments[row].token_ids[t] for row, positions in enumerate(sampled) for t in positions]
+    lengths = [positions[-1] if positions else 1 for positions in sampled]
+    width = max(lengths, default=1)
+    starts = [0, *accumulate(lengths if packed else [width] * len(lengths))]
+    token_ids, position_ids = torch.zeros(2, starts[-1], dtype=torch.long)
+    for segment, start, length in zip(segments, starts, lengths, strict=False):
+        token_ids[start : start + length] = torch.tensor(segment.token_ids[:length], dtype=torch.long)
+        position_ids[start : start + length] = torch.arange(length)
+    flat = [start + t - 1 for start, positions in zip(starts, sampled, strict=False) for t in positions]
+    targets = [segment.token_ids[t] for segment, positions in zip(segments, sampled, strict=True) for t in positions]
+    shape = (1, starts[-1]) if packed else (len(segments), width)
     return Packed(
-        token_ids=rows.to(device),
+        token_ids=token_ids.view(shape).to(device),
+        position_ids=position_ids.view(shape).to(device) if packed else None,
         positions=torch.tensor(flat, dtype=torch.long, device=device),
         targets=torch.tensor(targets, dtype=torch.long, device=device),
         counts=[len(positions) for positions in sampled],
+        bounds=torch.tensor(starts) if packed else None,
     )
 
 
@@ -87,15 +97,22 @@ def minibatches(segments: Sequence[Segment], count: int, *, seed: int, iteration
     return [[i for key in order[part::parts] for i in rollouts[key]] for part in range(parts)]
 
 
-def micro_batches(lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Group indices by length so that rows x longest row stays within `limit`; a longer single row stands alone."""
+def micro_batches(lengths: Sequence[int], limit: int, *, packed: bool = True) -> list[list[int]]:
+    """Group indices by length so that a group's tokens, its padding included, stay within `limit`.
+
+    A single row that is longer than the limit stands alone.
+    """
     groups: list[list[int]] = []
+    tokens = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        longest = lengths[groups[-1][0]] if groups else 0
-        if groups and (len(groups[-1]) + 1) * longest <= limit:
+        # the group's first row is its longest: every other is padded to it
+        added = lengths[index] if packed or not groups else lengths[groups[-1][0]]
+        if groups and tokens + added <= limit:
             groups[-1].append(index)
+            tokens += added
         else:
             groups.append([index])
+            tokens = lengths[index]
     return groups
 
 

@@ -44,10 +44,10 @@ class TrainingService:
 
     def load(self, policy_dir: str, checkpoint_dir: str | None) -> dict[str, Any]:
         """Put a policy version into a fresh engine, with its optimizer state where a checkpoint is given."""
-        if self._engine is not None:
-            self._engine.close()
-        # ZeRO-3 splits the base's own tensors over the ranks, so each engine needs a base of its own
-        base = self.base if self.config.zero_stage < 3 else load_base(self.base.path)
+        self.close()
+        # ZeRO-3 splits the base's tensors over the ranks, bfloat16 rounds them: such an engine has a base of its own
+        shared = self.config.zero_stage < 3 and self.config.precision == "float32"
+        base = self.base if shared else load_base(self.base.path)
         self._engine = TrainingEngine(base, Path(policy_dir), self.config)
         if checkpoint_dir is not None:
             self._engine.load_checkpoint(Path(policy_dir), Path(checkpoint_dir))
@@ -79,6 +79,12 @@ class TrainingService:
             step=step,
         )
         return report.model_dump()
+
+    def close(self) -> None:
+        """Let the engine go, if there is one."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
 
     def _loaded(self) -> TrainingEngine:
         if self._engine is None:

@@ -1,9 +1,9 @@
-"""The trainer's own process: commands in by stdin, replies out by stdout, one JSON line each.
+"""The trainer's own process: commands in, replies out through the flow's socket, one JSON line each.
 
 {"id": 3, "command": "score", "arguments": {}} -> {"id": 3, "reply": {}} or {"id": 3, "error": {"kind", "message"}}
 
 Only what a user or a diverged run causes is an error reply; anything else ends the process, with its traceback in the
-log, since the state it leaves is unknown. The process ends when stdin ends or its parent is gone, busy or idle: every
+log, since the state it leaves is unknown. The process ends when the socket or its parent is gone, busy or idle: every
 file it writes appears by a rename, so that is safe at any moment. (PR_SET_PDEATHSIG would fire at the end of the
 *thread* that started the worker, and flows start it from a thread.)
 """
@@ -15,9 +15,11 @@ import json
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Any
 
 _PARENT_CHECK_SECONDS = 0.5
@@ -26,26 +28,24 @@ Commands = queue.SimpleQueue[str]
 
 
 def main() -> None:
-    """Serve commands until stdin ends."""
+    """Serve commands until the socket ends."""
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     arguments = _arguments()
-    replies = _take_stdout()
     rank = int(os.environ.get("RANK", "0"))
-    commands: Commands = queue.SimpleQueue()
-    if rank == 0:
-        threading.Thread(target=_read_commands, args=(sys.stdin, commands), daemon=True).start()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s", force=True
     )
     logging.getLogger(__name__).info("worker %d starts", os.getpid())
+    commands: Commands = queue.SimpleQueue()
+    replies = _connect(arguments.socket, commands) if rank == 0 else None
     _serve(arguments.base, arguments.config, commands, replies)
 
 
-def _serve(base: str, config_json: str, commands: Commands, replies: IO[str]) -> None:
+def _serve(base: str, config_file: Path, commands: Commands, replies: IO[str] | None) -> None:
     from data_contracts.errors import UserError
     from tasks.training.config import TrainingConfig
 
-    config = TrainingConfig.model_validate_json(config_json)
+    config = TrainingConfig.model_validate_json(config_file.read_bytes())
     _use_threads(config.threads)
     from tasks.training import distributed
     from tasks.training.reports import TrainingDiverged
@@ -60,7 +60,7 @@ def _serve(base: str, config_json: str, commands: Commands, replies: IO[str]) ->
             answer = {"reply": service.call(request["command"], request["arguments"])}
         except (UserError, TrainingDiverged) as error:
             answer = {"error": {"kind": type(error).__name__, "message": str(error)}}
-        if distributed.rank() == 0:
+        if replies is not None:
             replies.write(json.dumps({"id": request["id"], **answer}) + "\n")
             replies.flush()
 
@@ -76,11 +76,14 @@ def _use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _take_stdout() -> IO[str]:
-    """Return the real stdout and point file descriptor 1 at stderr: libraries print."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return replies
+def _connect(path: Path, commands: Commands) -> IO[str]:
+    """Put what comes through the flow's socket into `commands`; return where the replies go."""
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(str(path))
+    threading.Thread(
+        target=_read_commands, args=(channel.makefile("r", encoding="utf-8"), commands), daemon=True
+    ).start()
+    return channel.makefile("w", encoding="utf-8")
 
 
 def _read_commands(source: IO[str], commands: Commands) -> None:
@@ -98,7 +101,8 @@ def _leave_with_parent(parent: int) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="the trainer's worker process; started by tasks.training.client")
     parser.add_argument("--base", required=True, help="folder of the base model")
-    parser.add_argument("--config", required=True, help="TrainingConfig as JSON")
+    parser.add_argument("--config", required=True, type=Path, help="file of the TrainingConfig as JSON")
+    parser.add_argument("--socket", required=True, type=Path, help="where the flow listens; rank 0 connects to it")
     return parser.parse_args()
 
 

@@ -156,7 +156,7 @@ def test_probe_is_the_log_softmax_of_the_next_token(base: Base) -> None:
 def test_wrong_targets_and_missing_adapters_are_named(base: Base, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no_such_layer"):
         init_adapter(base, LoraSpec(targets=("no_such_layer",)), tmp_path / "x", seed=0)
-    with pytest.raises(UserError, match="no adapter folder"):
+    with pytest.raises(UserError, match="no adapter and no model"):
         merged_model(base, tmp_path / "nothing")
 
 

@@ -72,7 +72,7 @@ def test_commands_before_load_are_refused_and_the_worker_lives_on(trainer: Train
     write_segments(tmp_path / "s.parquet", [])
     with pytest.raises(UserError, match=r"call load\(\)"):
         trainer.score(tmp_path / "s.parquet", tmp_path / "o.parquet")
-    with pytest.raises(UserError, match="no adapter folder"):
+    with pytest.raises(UserError, match="no adapter and no model"):
         trainer.load(tmp_path / "nothing")
     assert trainer.wait_ready()
 

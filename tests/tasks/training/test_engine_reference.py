@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_contracts.records import Segment
-from models.policy import Base, adapter_state, trainable_policy
+from models.policy import Base, trainable_policy
 from tasks.rollout.engine import Completion, SampleRequest
 from tasks.rollout.segments import SegmentWriter
 from tasks.rollout.slot_engine import SlotEngine
@@ -35,7 +35,7 @@ def _weights_after(base: Base, adapter: Path, segments: list[Segment], config: T
     engine = TrainingEngine(base, adapter, config)
     scores = score(engine, segments)
     tallies: list[Tally] = [train(engine, Batch(segments, scores, _ones(segments)), step) for step in range(steps)]
-    state = engine._adapter_state()
+    state = engine.state()
     engine.close()
     return state, tallies, scores
 
@@ -62,7 +62,11 @@ def _reference(base: Base, adapter: Path, segments: list[Segment], scores: list[
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, 0.5)))
         losses.append(loss.item())
         optimizer.step()
-    return adapter_state(policy), losses, norms
+    return _trained(policy), losses, norms
+
+
+def _trained(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}
 
 
 def _difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -79,7 +83,7 @@ def test_steps_equal_plain_pytorch_and_do_not_depend_on_micro_batches(
         base, policy_zero, segments, CONFIG.model_copy(update={"micro_batch_tokens": 70})
     )
     expected, losses, norms = _reference(base, policy_zero, segments, scores)
-    start = adapter_state(trainable_policy(base, policy_zero))
+    start = _trained(trainable_policy(base, policy_zero))
     assert _difference(expected, start) > 5e-3
     assert _difference(whole, expected) < 1e-6
     assert _difference(uneven, whole) < 1e-6

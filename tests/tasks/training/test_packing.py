@@ -29,10 +29,20 @@ def _segment(
 
 def test_pack_holds_what_sampled_tokens_need_and_no_more() -> None:
     packed = pack([_segment("a", [0, 1, 0, 1, 0, 0]), _segment("b", [0, 0, 1, 0], first_id=20)])
-    assert packed.token_ids.tolist() == [[10, 11, 12], [20, 21, 22]]
+    assert packed.token_ids.tolist() == [[10, 11, 12, 20, 21]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 0, 1]]
+    assert packed.bounds.tolist() == [0, 3, 5]
     assert packed.targets.tolist() == [11, 13, 22]
     assert packed.positions.tolist() == [0, 2, 3 + 1]
     assert packed.counts == [2, 1]
+
+
+def test_padded_rows_are_as_wide_as_the_longest() -> None:
+    padded = pack([_segment("a", [0, 1, 0, 1, 0, 0]), _segment("b", [0, 0, 1, 0], first_id=20)], packed=False)
+    assert padded.token_ids.tolist() == [[10, 11, 12], [20, 21, 0]]
+    assert (padded.position_ids, padded.bounds) == (None, None)
+    assert padded.targets.tolist() == [11, 13, 22]
+    assert padded.positions.tolist() == [0, 2, 3 + 1]
 
 
 def test_a_length_is_the_sum_of_the_mask() -> None:
@@ -95,12 +105,13 @@ def test_fewer_live_rollouts_than_minibatches_make_fewer_steps() -> None:
 
 def test_micro_batches_stay_within_the_limit_and_hold_similar_lengths() -> None:
     lengths = [5, 100, 7, 50, 6, 49, 300]
-    groups = micro_batches(lengths, 120)
+    groups = micro_batches(lengths, 120, packed=False)
     assert sorted(i for group in groups for i in group) == list(range(7))
     assert groups[0] == [6], "longer than the limit: alone"
     assert all(len(group) * max(lengths[i] for i in group) <= 120 for group in groups[1:])
     assert groups == [[6], [1], [3, 5], [2, 4, 0]]
     assert micro_batches([], 120) == []
+    assert micro_batches(lengths, 120) == [[6], [1], [3, 5, 2, 4, 0]], "without padding 117 tokens are one micro-batch"
 
 
 def test_ranks_share_all_work_and_take_equally_many_turns() -> None:
