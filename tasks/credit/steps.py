@@ -8,8 +8,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from data_contracts.store import read_segments, read_trajectories, write_segments
+from tasks.credit.assign import CreditReport, assign, credit_report
 from tasks.credit.config import CreditConfig
-from tasks.credit.outcome import CreditReport, assign, credit_report
 
 
 @task(name="credit", cache_policy=NO_CACHE)
