@@ -60,3 +60,8 @@ class CreditConfig(Config):
         "nothing can be learnt; success that still rises is a trick, not learning",
     )
     shuffle_seed: int = Field(default=0, ge=0, description="seed of that control, mixed with the iteration")
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the method asks what a rollout is worth in its middle."""
+        return self.method in ("td", "branch")
