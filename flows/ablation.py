@@ -97,13 +97,23 @@ def _arm(recipe: Recipe, run: RunFolder, first: RunFolder, plan: Plan) -> list[P
     """One method with one seed. What does not depend on the method is taken over from the seed's first arm."""
     with locked(run):
         begin(run, recipe)
-        for part in ("problems", "evaluation/at-0"):
-            if (first.root / part).exists() and not (run.root / part).exists():
-                shutil.copytree(first.root / part, run.root / part)
+        if first.root != run.root:
+            _take_over(first, run, "problems", "gates", "evaluation/at-0")
         with at_work(str(run.root)) as (bench, seeded):
             preflight(bench, seeded)
             curriculum(str(run.root))
             return [_point(bench, seeded, run, plan, number) for number in range(plan.points + 1)]
+
+
+def _take_over(first: RunFolder, run: RunFolder, *parts: str) -> None:
+    """Copy folders that this arm does not have yet; each appears whole."""
+    for part in parts:
+        if not (run.root / part).exists():
+            scratch = run.root / f".{part.replace('/', '-')}.copy"
+            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.copytree(first.root / part, scratch)
+            (run.root / part).parent.mkdir(parents=True, exist_ok=True)
+            scratch.replace(run.root / part)
 
 
 def _point(bench: Bench, recipe: Recipe, run: RunFolder, plan: Plan, number: int) -> Point:
