@@ -166,6 +166,12 @@ class Turn(Record):
     policy_digest: str
     sample_seconds: float = 0.0
     tool_seconds: float = 0.0
+    changed: dict[str, str | None] = Field(
+        default={}, description="files its calls changed, as they are now; null: gone"
+    )
+    progress: float | None = Field(
+        default=None, ge=-1, le=1, description="by how much the share of hidden checks that pass rose with it"
+    )
     purpose: Literal["work", "summary"] = Field(default="work", description="a summary runs no calls and is no work")
     segment: int = Field(default=0, ge=0, description="the segment it was sampled in")
     cached_tokens: int = Field(default=0, ge=0, description="context tokens that the engine still held")

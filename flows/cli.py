@@ -1,6 +1,6 @@
 """The `ratchet` command.
 
-run | up | serve | status | report | show | problems check, make, import-verifiers | starter build
+run | up | serve | status | report | show | ablate credit | problems check, make, import-verifiers | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
@@ -36,8 +36,10 @@ A run that was interrupted goes on when the same command is given again.
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 problems_app = typer.Typer(help="Problems: what an agent learns on and is measured by.", no_args_is_help=True)
 starter_app = typer.Typer(help="The starter model: small enough to learn on a laptop.", no_args_is_help=True)
+ablate_app = typer.Typer(help="Compare ways to do one thing, all else equal.", no_args_is_help=True)
 app.add_typer(problems_app, name="problems")
 app.add_typer(starter_app, name="starter")
+app.add_typer(ablate_app, name="ablate")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")
@@ -134,6 +136,28 @@ def show(
 
     folder = latest_run(home) if run_id is None else _run_folder(run_id, home)
     show_session(folder, find_session(folder, rollout_id))
+
+
+@ablate_app.command("credit")
+def ablate_credit(
+    recipe: Annotated[Path, typer.Argument(help="The recipe that all arms share.", show_default=False)],
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
+    methods: Annotated[str, typer.Option(help="What to compare, with commas.")] = "outcome,none,process,td,branch",
+    seeds: Annotated[int, typer.Option(min=1, help="Repeats of each method, from the recipe's seed.")] = 3,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each arm may sample for training.")] = 80_000,
+    points: Annotated[int, typer.Option(min=1, help="Measurements on held-out problems after the start.")] = 2,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Spend the same sampled tokens with each credit method, and draw held-out success against tokens.
+
+    An arm takes about as long as a run of so many tokens; the same command goes on after an interruption.
+    """
+    from flows.ablate import ablate
+    from flows.recipe import load_recipe, place_of
+
+    given = changes or []
+    plan = methods.split(","), seeds, tokens, points
+    ablate(load_recipe(recipe, given), home, *plan, place=lambda *keys: place_of(recipe, given, *keys))
 
 
 @problems_app.command("check")

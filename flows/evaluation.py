@@ -33,12 +33,17 @@ SideName = Literal["before", "after", "champion"]
 def evaluation(run: str, side: SideName) -> None:
     """Measure one side on the held-out problems: the first policy, the last one, or the champion."""
     with at_work(run) as (bench, recipe):
-        here = bench.run.evaluation(side)
-        if not here.report.exists():
-            with clock(bench.run, f"evaluation {side}"):
-                _sample(bench, recipe, side)
-                _verify(bench, recipe, side)
-        show_table(f"evaluation-{side}", evaluation_rows(here.report), f"Verified success on held-out problems, {side}")
+        measure(bench, recipe, side, {"before": 0, "after": recipe.iterations, "champion": None}[side])
+        rows = evaluation_rows(bench.run.evaluation(side).report)
+        show_table(f"evaluation-{side}", rows, f"Verified success on held-out problems, {side}")
+
+
+def measure(bench: Bench, recipe: Recipe, side: str, number: int | None) -> None:
+    """Measure a policy version of the run, or (None) the champion; the report is the product."""
+    if not bench.run.evaluation(side).report.exists():
+        with clock(bench.run, f"evaluation {side}"):
+            _sample(bench, recipe, side, number)
+            _verify(bench, recipe, side, number)
 
 
 def compare(bench: Bench) -> None:
@@ -48,7 +53,7 @@ def compare(bench: Bench) -> None:
         compare_evaluations(before.trajectories, after.trajectories, bench.run.comparison)
 
 
-def _sample(bench: Bench, recipe: Recipe, side: SideName) -> None:
+def _sample(bench: Bench, recipe: Recipe, side: str, number: int | None) -> None:
     here, config = bench.run.evaluation(side), recipe.evaluation
     chosen = to_evaluate(read_pack(bench.run.heldout).problems, config.problems)
     passes = [Pass(Sampling(temperature=0.0, seed=config.seed), [0])] if config.greedy else []
@@ -64,15 +69,15 @@ def _sample(bench: Bench, recipe: Recipe, side: SideName) -> None:
             Destination(here.journal, here.rollouts, here.segments, bench.run.quarantine),
             recipe.rollout,
             passes,
-            policy_version=_serve(bench, recipe, side),
-            iteration=0 if side == "before" else recipe.iterations,
+            policy_version=_serve(bench, number),
+            iteration=recipe.iterations if number is None else number,
             run_id=bench.run.id,
             on_done=lambda _: tick(),
         )
     keep_gates(bench.run, f"evaluation-{side}", [_gate(kept, recipe, side)])
 
 
-def _verify(bench: Bench, recipe: Recipe, side: SideName) -> None:
+def _verify(bench: Bench, recipe: Recipe, side: str, number: int | None) -> None:
     here = bench.run.evaluation(side)
     with progress.stage(f"evaluation {side}: hidden checks", len(read_trajectories(here.rollouts))) as tick:
         verify_rollouts(
@@ -82,13 +87,13 @@ def _verify(bench: Bench, recipe: Recipe, side: SideName) -> None:
     reports = report_evaluation(here.trajectories, here.report, recipe.reward.weights)
     for mode, report in reports.items():
         figures = {f"evaluation.{mode}.{name}": found.rate for name, found in report.horizons.items()}
-        if side != "champion":
-            bench.tracker.log_metrics(figures, 0 if side == "before" else recipe.iterations)
+        if number is not None:
+            bench.tracker.log_metrics(figures, number)
 
 
-def _serve(bench: Bench, recipe: Recipe, side: SideName) -> str:
-    if side != "champion":
-        return bench.serve(0 if side == "before" else recipe.iterations)
+def _serve(bench: Bench, number: int | None) -> str:
+    if number is not None:
+        return bench.serve(number)
     champion = bench.champion()
     assert champion is not None  # post_train asks for this side only when there is one
     version = f"champion-{champion.version}"
@@ -96,6 +101,6 @@ def _serve(bench: Bench, recipe: Recipe, side: SideName) -> str:
     return version
 
 
-def _gate(kept: Kept, recipe: Recipe, side: SideName) -> Gate:
+def _gate(kept: Kept, recipe: Recipe, side: str) -> Gate:
     gate = contract_gate(kept.accepted, kept.total, minimum_share=recipe.rollout.minimum_contract_share)
     return gate.model_copy(update={"name": f"evaluation contract {side}"})

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tasks.evaluation.ablation import ArmSuccess
+
 COLOURS = {"short": "#2a78d6", "medium": "#eb6834", "long": "#4a9a5b", "all": "#52514e"}
+ARMS = ("#2a78d6", "#eb6834", "#1baf7a", "#4a3aa7", "#e34948", "#52514e")
 INK, MUTED, GRID = "#0b0b0b", "#6b6a65", "#e4e3dd"
 WINDOW = 5
 """Iterations of the moving mean over noisy training batches."""
@@ -80,6 +83,22 @@ def groups_curve(rows: Sequence[Row]) -> Figure:
         axes.stackplot(xs, *shares, labels=labels, colors=[colour for _, colour in names], lw=0)
         axes.legend(frameon=False, fontsize=9, loc="lower left", ncols=3)
     _share(axes)
+    return figure
+
+
+def ablation_curve(found: Sequence[ArmSuccess], horizon: str) -> Figure:
+    """Held-out success of each arm against the tokens it had sampled for training, with 95 % intervals."""
+    figure, axes = _canvas(f"Verified success on held-out problems, {horizon}", "tokens sampled for training")
+    arms = list(dict.fromkeys(row.arm for row in found))
+    for place, arm in enumerate(arms):
+        rows = [row for row in found if (row.arm, row.horizon) == (arm, horizon)]
+        xs = [row.tokens for row in rows]
+        axes.plot(xs, [row.rate for row in rows], "o-", color=ARMS[place % len(ARMS)], lw=2, ms=4, label=arm)
+        axes.fill_between(
+            xs, [row.low for row in rows], [row.high for row in rows], color=ARMS[place % len(ARMS)], alpha=0.1, lw=0
+        )
+    _share(axes)
+    _legend(axes, ncols=2)
     return figure
 
 

@@ -5,6 +5,7 @@ with shown(): ...  with stage("evaluation: before", total) as tick: tick() ... t
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+log = logging.getLogger(__name__)
 
 LINE_SECONDS = 20.0
 """Without a terminal: least time between two lines of one stage."""
@@ -31,6 +34,8 @@ class Display(Protocol):
     """Where stages are shown."""
 
     def stage(self, name: str, total: int | None) -> Iterator[Tick]: ...
+
+    def say(self, text: str) -> None: ...
 
 
 @contextmanager
@@ -70,6 +75,15 @@ def stage(name: str, total: int | None) -> Iterator[Tick]:
     yield from display.stage(name, total)
 
 
+def say(text: str) -> None:
+    """Tell the person something once; it goes to the log where no display is open."""
+    display = _display.get()
+    if display is None:
+        log.warning(text)
+    else:
+        display.say(text)
+
+
 def _silent(steps: int = 1, *, note: str | None = None) -> None:
     del steps, note
 
@@ -79,6 +93,9 @@ class _Bars:
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
+
+    def say(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False)
 
     def stage(self, name: str, total: int | None) -> Iterator[Tick]:
         task = self._bars.add_task(name, total=total, note="")
@@ -109,11 +126,11 @@ class _Lines:
             last = note if note is not None else last
             if time.monotonic() - said > LINE_SECONDS:
                 said = time.monotonic()
-                self._say(f"{name}: {done} of {total or '?'} {last}")
+                self.say(f"{name}: {done} of {total or '?'} {last}")
 
         yield tick
-        self._say(f"{name}: done, {done} in {time.monotonic() - started:.0f} s {last}")
+        self.say(f"{name}: done, {done} in {time.monotonic() - started:.0f} s {last}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         self._console.print(text.rstrip(), highlight=False)
         sys.stderr.flush()

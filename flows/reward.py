@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from prefect import flow
 
+from data_contracts.store import write_json
 from flows import progress
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
+from flows.values import fit, values
 from tasks.credit.steps import assign_credit
-from tasks.reward.steps import fit_reward_model, verify_rollouts
+from tasks.reward.steps import verify_rollouts
 from tasks.workbench import Bench
 
 
@@ -27,10 +29,20 @@ def judge(bench: Bench, recipe: Recipe, iteration: int) -> None:
     here = bench.run.iteration(iteration)
     if not here.trajectories.exists():
         with clock(bench.run, "reward", iteration):
-            verify_rollouts(here.rollouts, here.trajectories, bench.run.train, bench.verifier_pool, recipe.reward)
+            verify_rollouts(
+                here.rollouts,
+                here.trajectories,
+                bench.run.train,
+                bench.verifier_pool,
+                recipe.reward,
+                by_turn=recipe.credit.method == "process",
+            )
     if not here.batch.exists():
         with clock(bench.run, "credit", iteration):
-            assign_credit(here.trajectories, here.segments, here.batch, recipe.credit, recipe.reward.weights)
+            known = values(bench, recipe, iteration)
+            weights = recipe.reward.weights
+            report = assign_credit(here.trajectories, here.segments, here.batch, recipe.credit, weights, known)
+            write_json(here.credit, report)
 
 
 @flow(name="reward model", flow_run_name="reward model")
@@ -40,14 +52,7 @@ def reward_model(run: str) -> None:
         gates = kept_gates(bench.run.gates / "calibration.json")
         if not gates:
             with clock(bench.run, "reward model"), progress.stage("reward model: fit and calibrate", 1) as tick:
-                done = [bench.run.iteration(number) for number in range(recipe.iterations)]
-                gates = fit_reward_model(
-                    [here.trajectories for here in done],
-                    [here.segments for here in done],
-                    bench.base.model,
-                    bench.run.reward,
-                    recipe.reward.probe,
-                )
+                gates = fit(bench, recipe, recipe.iterations, bench.run.reward)
                 tick(note="; ".join(f"{gate.name} {gate.verdict}" for gate in gates))
             keep_gates(bench.run, "calibration", gates)
         show_table("calibration", gate_rows(gates), "Is the predicted success rate true?")

@@ -69,6 +69,11 @@ class Iteration(Sessions):
         return self.root / "batch.parquet"
 
     @property
+    def credit(self) -> Path:
+        """What the batch held to learn from, and by which method."""
+        return self.root / "credit.json"
+
+    @property
     def gates(self) -> Path:
         return self.root / "gates.json"
 
@@ -162,6 +167,10 @@ class RunFolder:
     @property
     def calibration(self) -> Path:
         return self.reward / "calibration.json"
+
+    def values(self, number: int) -> Path:
+        """Folder of the reward model that was fitted before iteration `number`, whose values credit uses."""
+        return self.root / "values" / f"{number:05d}"
 
     @property
     def release(self) -> Path:

@@ -92,6 +92,25 @@ def gae(rewards: ArrayLike, values: ArrayLike, mask: ArrayLike, gamma: float, la
     return _spread(_discounted_sum(delta_K, gamma * lam), sampled_T)
 
 
+def turn_advantages(values: ArrayLike, reward: float, lam: float) -> Floats:
+    """What each turn [T] earned, by generalised advantage estimation from one known value to the next.
+
+    `values` [T] are the expected reward before each turn, NaN where it is not known: such a turn shares what the turns
+    since the last known value earned together. `reward` is what the rollout got in the end; rewards are not dimmed.
+    `lam` = 1: the reward less the value before; 0: the next known value less the value before. Raises ValueError for an
+    unknown value before the first turn, or a reward or value that is infinite.
+    """
+    _check_rates(lam=lam)
+    value_T = np.asarray(values, dtype=np.float64).reshape(-1)
+    if value_T.size == 0:
+        return value_T
+    if np.isinf(value_T).any() or not np.isfinite(reward) or np.isnan(value_T[0]):
+        raise ValueError(f"values {value_T.tolist()} and reward {reward}: give finite ones, and one before turn 0")
+    known_K = np.flatnonzero(np.isfinite(value_T))
+    step_K = np.diff(np.append(value_T[known_K], reward))
+    return _discounted_sum(step_K, lam)[np.searchsorted(known_K, np.arange(value_T.size), side="right") - 1]
+
+
 def kl_penalty(kl: ArrayLike, mask: ArrayLike, coefficient: float) -> Floats:
     """Rewards [T] of -coefficient * kl at sampled tokens and 0 elsewhere: only what was sampled costs."""
     kl_T = np.asarray(kl, dtype=np.float64).reshape(-1)

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from data_contracts.store import read_segments, read_trajectories, write_segments
+from models.reward_model import load_probe
+from tasks.credit.assign import CreditReport, assign, credit_report
 from tasks.credit.config import CreditConfig
-from tasks.credit.outcome import CreditReport, assign, credit_report
+from tasks.credit.td import values_by
+from tasks.credit.values import Values
+
+
+class Known(NamedTuple):
+    """The values that credit has: None where there are none, and why."""
+
+    values: Values | None
+    why: str = ""
+
+
+NO_VALUES = Known(None)
 
 
 @task(name="credit", cache_policy=NO_CACHE)
 def assign_credit(
-    trajectories: Path, segments: Path, batch: Path, config: CreditConfig, weights: dict[str, float]
+    trajectories: Path,
+    segments: Path,
+    batch: Path,
+    config: CreditConfig,
+    weights: dict[str, float],
+    known: Known = NO_VALUES,
 ) -> CreditReport:
-    """Write the segments of verified trajectories with their advantages to `batch`."""
+    """Write the segments of verified trajectories with their advantages to `batch`.
+
+    A method that needs values falls back to `outcome` where there are none; the report says why.
+    """
     rollouts = read_trajectories(trajectories)
-    write_segments(batch, assign(rollouts, read_segments(segments), config, weights=weights))
-    return credit_report(rollouts, config, weights=weights)
+    if config.needs_values and known.values is None:
+        config = config.model_copy(update={"method": "outcome"})
+    write_segments(batch, assign(rollouts, read_segments(segments), config, weights=weights, values=known.values))
+    return credit_report(rollouts, config, weights=weights, values=known.values, note=known.why)
+
+
+@task(name="values", cache_policy=NO_CACHE)
+def predicted_values(probe: Path, trajectories: Path, segments: Path, model: Any) -> Known:
+    """What the reward model at `probe` says of each turn's end; `model` is the frozen base."""
+    return Known(values_by(load_probe(probe), model, read_trajectories(trajectories), read_segments(segments)))

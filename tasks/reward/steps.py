@@ -28,9 +28,14 @@ def verify_rollouts(
     pool: Any,
     config: RewardConfig,
     on_done: Callable[[Trajectory], None] | None = None,
+    *,
+    by_turn: bool = False,
 ) -> int:
-    """Write the trajectories of `source` with verified outcome and reward terms to `verified`; count the scorable."""
-    rollouts = verify_all(read_trajectories(source), admitted(problems), pool, config, on_done)
+    """Write the trajectories of `source` with verified outcome and reward terms to `verified`; count the scorable.
+
+    `by_turn`: and what each turn added to the hidden checks that pass.
+    """
+    rollouts = verify_all(read_trajectories(source), admitted(problems), pool, config, on_done, by_turn=by_turn)
     write_trajectories(verified, rollouts)
     return sum(rollout.scorable for rollout in rollouts)
 

@@ -9,15 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from data_contracts.records import INFRASTRUCTURE, Problem, Trajectory
+from data_contracts.records import INFRASTRUCTURE, Problem, Trajectory, Turn
 from tasks.reward.config import RewardConfig
+from tasks.reward.progress import Progress
 from tasks.reward.terms import reward_terms
 from tasks.rollout.environments import Verified, VerifierError, checked, environment_of
 from tasks.rollout.sandbox import SandboxError
 
 
-def verify(trajectory: Trajectory, problem: Problem, pool: Any, *, retries: int = 2) -> Trajectory:
+def verify(
+    trajectory: Trajectory, problem: Problem, pool: Any, *, retries: int = 2, progress: Progress | None = None
+) -> Trajectory:
     """Judge the files as the rollout left them, submitted or not; `pool` is the verifier's own.
+
+    `progress`: judge them after each turn too, for `Turn.progress`.
 
     The outcome is True when all checks pass. A rollout that ended by a failure of ours is returned as it came. A
     sandbox that fails `retries` + 1 times, or a verdict that is no score from 0 to 1, gives status `verifier_error` and
@@ -30,7 +35,9 @@ def verify(trajectory: Trajectory, problem: Problem, pool: Any, *, retries: int 
     environment = environment_of(problem)
     for attempt in range(retries + 1):
         try:
-            return _verified(trajectory, checked(environment.verify(problem, trajectory.files, pool)))
+            found = checked(environment.verify(problem, trajectory.files, pool))
+            turns = progress.of(trajectory, problem) if progress else trajectory.turns
+            return _verified(trajectory, found, turns)
         except VerifierError as error:
             return _unverified(trajectory, str(error))
         except SandboxError as error:
@@ -45,12 +52,18 @@ def verify_all(
     pool: Any,
     config: RewardConfig,
     on_done: Callable[[Trajectory], None] | None = None,
+    *,
+    by_turn: bool = False,
 ) -> list[Trajectory]:
-    """Verify in parallel and record the reward terms; the order is kept, and `on_done` hears of each as it ends."""
+    """Verify in parallel and record the reward terms; the order is kept, and `on_done` hears of each as it ends.
+
+    `by_turn`: and measure what each turn added.
+    """
+    progress = Progress(pool) if by_turn else None
 
     def work(trajectory: Trajectory) -> Trajectory:
         problem = problems[trajectory.problem_id]
-        verified = verify(trajectory, problem, pool, retries=config.verifier_retries)
+        verified = verify(trajectory, problem, pool, retries=config.verifier_retries, progress=progress)
         terms = reward_terms(verified, problem.limits, config.terms)
         return verified.model_copy(update={"rewards": terms})
 
@@ -63,10 +76,10 @@ def verify_all(
     return done
 
 
-def _verified(trajectory: Trajectory, found: Verified) -> Trajectory:
+def _verified(trajectory: Trajectory, found: Verified, turns: tuple[Turn, ...]) -> Trajectory:
     outcome = found.passed == found.total
     return trajectory.model_copy(
-        update={"hidden_passed": found.passed, "hidden_total": found.total, "outcome": outcome}
+        update={"hidden_passed": found.passed, "hidden_total": found.total, "outcome": outcome, "turns": turns}
     )
 
 

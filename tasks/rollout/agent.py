@@ -76,6 +76,7 @@ class Agent:
         self._format = FORMATS[config.tool_format]
         self._segments = SegmentWriter()
         self._turns: list[Turn] = []
+        self._files = dict(session.files)
         self._malformed = self._tool_errors = 0
         self._started = time.perf_counter()
         self._policy = context_policy(config.context, session.messages(), chat)
@@ -192,8 +193,16 @@ class Agent:
         pieces += [observation(error) for error in turn.call_errors]
         self._policy.observed(pieces)
         self._tool_errors += sum(answered.result.failed for answered in outcomes)
-        self._turns[-1] = turn.model_copy(update=_seen(pieces, outcomes))
+        self._turns[-1] = turn.model_copy(update=_seen(pieces, outcomes) | {"changed": self._changed()})
         return any(answered.result.done for answered in outcomes)
+
+    def _changed(self) -> dict[str, str | None]:
+        """The session's files that differ from those after the turn before."""
+        before, now = self._files, self.session.files
+        if before == now:
+            return {}
+        self._files = dict(now)
+        return {path: now.get(path) for path in sorted(before.keys() | now.keys()) if before.get(path) != now.get(path)}
 
     def _prepare(self) -> None:
         """Make the next context, or end a session whose turns or tokens ran out."""

@@ -9,8 +9,8 @@ import pytest
 
 from data_contracts.records import Problem, Rollout, Sampling
 from models.chat import Chat
+from tasks.credit.assign import assign
 from tasks.credit.config import CreditConfig
-from tasks.credit.outcome import assign
 from tasks.rollout.agent import Job
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.context import ContextConfig, check_window

@@ -1,0 +1,46 @@
+"""`ratchet ablate`: check what was asked for, start a Prefect API, run the arms, show the table.
+
+recipe + methods, seeds, tokens -> ablation flow -> table on the terminal, ablation.json, ablation.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from data_contracts.errors import UserError
+from flows import progress
+from flows.launch import Place, check_given
+from flows.recipe import Recipe
+from flows.services import prefect_api
+from tasks.credit.config import Method
+
+
+def ablate(
+    recipe: Recipe, home: Path, methods: Sequence[str], seeds: int, tokens: int, points: int, *, place: Place
+) -> None:
+    """Run all arms to their end, or go on with them. Raises UserError for a method that is none."""
+    known = get_args(Method)
+    if unknown := [name for name in methods if name not in known]:
+        raise UserError(f"--methods {unknown[0]}: no such credit method: write some of {', '.join(known)}.")
+    check_given(recipe, place)
+    console = Console(stderr=True)
+    with prefect_api(home) as url:
+        from flows.ablation import Plan, ablation, folder_of
+
+        plan = Plan(tuple(dict.fromkeys(name for name in known if name in methods)), seeds, tokens, points)
+        console.print(f"{len(plan.methods) * seeds} arms in {folder_of(recipe, home, plan)}", highlight=False)
+        console.print(f"[dim]Prefect UI: {url}", highlight=False)
+        with progress.shown(console):
+            rows = ablation(recipe, str(home), plan)
+    shown = Table(title=f"Verified success on held-out problems after {tokens:,} sampled tokens")
+    for name in rows[0]:
+        shown.add_column(name)
+    for row in rows:
+        shown.add_row(*map(str, row.values()))
+    console.print(shown)
+    console.print(f"curves: {folder_of(recipe, home, plan) / 'ablation.html'}", highlight=False)

@@ -1,0 +1,58 @@
+"""What rollouts were worth in their middle, for credit by turn: by the reward model, while its calibration holds.
+
+verified rollouts so far -> probe, every `td_refit` iterations -> calibration gate -> value at each turn's end
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_contracts.gates import Gate, Verdict
+from data_contracts.store import write_json
+from flows import progress
+from flows.recipe import Recipe
+from flows.stage import kept_gates
+from tasks.credit.steps import NO_VALUES, Known, predicted_values
+from tasks.reward.steps import fit_reward_model
+from tasks.workbench import Bench
+
+NO_ROLLOUTS = "no rollout of this run has been verified yet"
+
+
+def values(bench: Bench, recipe: Recipe, iteration: int) -> Known:
+    """The values that the recipe's credit needs; where they cannot be trusted, none and why, announced at each fit."""
+    if recipe.credit.method != "td":
+        return NO_VALUES
+    fitted = iteration - iteration % recipe.credit.td_refit
+    failed = _fitted(bench, recipe, fitted)
+    if failed:
+        if iteration == fitted:
+            progress.say(f"td credit: {failed}; the whole rollout shares its outcome until the next fit")
+        return Known(None, failed)
+    here = bench.run.iteration(iteration)
+    probe = bench.run.values(fitted) / "probe.joblib"
+    return predicted_values(probe, here.trajectories, here.segments, bench.base.model)
+
+
+def fit(bench: Bench, recipe: Recipe, stop: int, folder: Path) -> list[Gate]:
+    """Fit the reward model on the iterations before `stop`; its files go to `folder`."""
+    done = [bench.run.iteration(number) for number in range(stop)]
+    return fit_reward_model(
+        [here.trajectories for here in done],
+        [here.segments for here in done],
+        bench.base.model,
+        folder,
+        recipe.reward.probe,
+    )
+
+
+def _fitted(bench: Bench, recipe: Recipe, iteration: int) -> str:
+    """Fit the values' model before this iteration where that was not done; why it may not be used, or nothing."""
+    if iteration == 0:
+        return NO_ROLLOUTS
+    folder = bench.run.values(iteration)
+    gates = kept_gates(folder / "gates.json")
+    if not gates:
+        gates = fit(bench, recipe, iteration, folder)
+        write_json(folder / "gates.json", gates)
+    return "; ".join(f"{gate.name} {gate.verdict}: {gate.reason}" for gate in gates if gate.verdict is not Verdict.PASS)
