@@ -10,10 +10,11 @@ from data_contracts.config import Config
 from data_contracts.errors import UserError
 
 MismatchMethod = Literal["none", "tis", "icepop", "sequence_mask"]
+Objective = Literal["clip", "gspo", "dppo"]
 
 
 class TrainingConfig(Config):
-    """LoRA by PPO-clipped policy gradient in a DeepSpeed engine."""
+    """LoRA by policy gradient in a DeepSpeed engine."""
 
     learning_rate: float = Field(default=2e-3, gt=0, description="AdamW's step size; about 2e-3 for LoRA")
     warmup_steps: int = Field(default=4, ge=0, description="iterations over which the learning rate rises linearly")
@@ -26,8 +27,21 @@ class TrainingConfig(Config):
     lora_targets: Literal["all-linear"] | tuple[str, ...] = Field(
         default="all-linear", description="linear layers that carry the adapter, by name; all but the head by default"
     )
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="the probability ratio is clipped at 1 - clip_low")
-    clip_high: float = Field(default=0.28, gt=0, description="the probability ratio is clipped at 1 + clip_high")
+    objective: Objective = Field(
+        default="clip",
+        description="what is maximised: clip (PPO, a ratio a token), gspo (a ratio a segment, by its mean; clips of "
+        "about 3e-4), dppo (a bound on each token's change of probability, and a penalty on its squared log-ratio)",
+    )
+    clip_low: float = Field(
+        default=0.2, gt=0, lt=1, description="the ratio is clipped at 1 - clip_low; dppo: largest fall in probability"
+    )
+    clip_high: float = Field(
+        default=0.28, gt=0, description="the ratio is clipped at 1 + clip_high; dppo: largest rise in probability"
+    )
+    ratio_penalty: float = Field(default=1e-3, ge=0, description="dppo: weight of the squared log-ratio")
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, description="weight of KL(policy || base) in the loss; 0: the base is not scored at all"
+    )
     minibatches: int = Field(default=4, ge=1, description="optimizer steps an epoch; whole rollouts are dealt to them")
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
     micro_batch_tokens: int = Field(default=2048, ge=1, description="padded tokens computed at once, a rank")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from data_contracts.errors import UserError
 from models.fingerprint import digest_folder
-from models.policy import Base, adapter_state, publish_folder, trainable_policy, write_adapter
+from models.policy import Base, adapter_state, publish_folder, trainable_policy, without_adapter, write_adapter
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
 from tasks.training.fused import fuse_lora
@@ -67,6 +67,10 @@ class TrainingEngine:
     def compute(self, packed: Packed) -> TokenLogprobs:
         """Return log-probabilities [N] of the sampled tokens, with gradient where torch records one."""
         return self._engine(packed.token_ids, packed.positions, packed.targets)
+
+    def as_base(self) -> AbstractContextManager[None]:
+        """Within the context, compute what the base alone would, with the adapter switched off."""
+        return without_adapter(self._scorer.policy)
 
     def accumulate(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's loss, already divided by the step's denominator, to the step's."""
