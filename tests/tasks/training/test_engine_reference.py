@@ -14,7 +14,7 @@ from tasks.rollout.slot_engine import SlotEngine
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
-from tasks.training.learner import Batch, Tally, score, train
+from tasks.training.learner import Batch, Tally, base_scores, score, train
 from tasks.training.scores import Score, mismatch
 
 CONFIG = TrainingConfig(
@@ -96,6 +96,65 @@ def test_idle_segments_cost_nothing_and_stay_in_the_denominator(base: Base, poli
     expected, losses, _ = _reference(base, policy_zero, segments, scores, steps=1)
     assert _difference(state, expected) < 1e-6
     assert tallies[0].loss == pytest.approx(losses[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["clip", "gspo", "dppo"])
+def test_objectives_and_kl_to_the_base_equal_plain_pytorch_whatever_the_micro_batches(
+    base: Base, policy_moved: Path, sample_segments, objective: str
+) -> None:
+    segments = sample_segments(6)
+    segments[2] = segments[2].model_copy(update={"advantages": [0.0] * len(segments[2].token_ids)})
+    config = CONFIG.model_copy(update={"objective": objective, "kl_coefficient": 0.1, "ratio_penalty": 0.05})
+    states, losses = [], []
+    for limit in (100_000, 70):
+        engine = TrainingEngine(base, policy_moved, config.model_copy(update={"micro_batch_tokens": limit}))
+        scores, under_base = score(engine, segments), base_scores(engine, segments)
+        batch = Batch(segments, scores, _ones(segments), under_base)
+        tallies = [train(engine, batch, step) for step in range(2)]
+        states.append(engine._adapter_state())
+        losses.append([tally.loss for tally in tallies])
+        engine.close()
+    at = [[t for t, m in enumerate(s.loss_mask) if m] for s in segments]
+    for one, segment, positions in zip(under_base, segments, at, strict=True):
+        assert one.logprobs == pytest.approx([segment.rollout_logprobs[t] for t in positions], abs=1e-5)
+    state, expected = _with_kl(base, policy_moved, segments, scores, under_base, objective)
+    assert losses[0] == pytest.approx(expected, abs=1e-5)
+    assert losses[1] == pytest.approx(expected, abs=1e-5)
+    assert _difference(states[0], state) < 1e-5
+    assert _difference(states[1], states[0]) < 1e-5
+
+
+def _with_kl(base: Base, adapter: Path, segments, scores, under_base, objective: str):
+    """Two steps in plain PyTorch, a segment at a time, each objective spelled out."""
+    policy = trainable_policy(base, adapter)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
+    tokens, losses = sum(sum(segment.loss_mask) for segment in segments), []
+    for _ in range(2):
+        loss = torch.zeros((), dtype=torch.float64)
+        for segment, one, under in zip(segments, scores, under_base, strict=True):
+            logits = policy(input_ids=torch.tensor([segment.token_ids])).logits[0].double().log_softmax(-1)
+            at = [t for t, m in enumerate(segment.loss_mask) if m]
+            new = torch.stack([logits[t - 1, segment.token_ids[t]] for t in at])
+            old, away = torch.tensor(one.logprobs), torch.tensor(under.logprobs)
+            advantage = segment.advantages[at[0]]
+            log_ratio = new - old.double()
+            ratio = log_ratio.exp()
+            if objective == "gspo":
+                ratio = log_ratio.mean().exp().expand_as(ratio)
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            if objective == "dppo":
+                moved = new.exp() - old.double().exp()
+                free = (moved <= 0.28) if advantage > 0 else (moved >= -0.2)
+                gain = free * ratio * advantage - 0.05 * log_ratio**2
+            kl = (away - new).exp() - (away - new) - 1
+            loss = loss + (0.1 * kl - gain).sum() / tokens
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        losses.append(loss.item())
+        optimizer.step()
+    return adapter_state(policy), losses
 
 
 def test_importance_weights_reach_the_gradient(base: Base, policy_zero: Path, sample_segments) -> None:
