@@ -100,7 +100,8 @@ def judge(evidence: Evidence, tried: Sequence[Explanation], reference: Sequence[
 def _by_pattern(evidence: Evidence, reference: Sequence[Score], coarse: Tensor) -> tuple[Cause, str]:
     rounding = float((coarse - flat(reference))[evidence.looked_at].abs().mean())
     if evidence.apart <= _NO_MORE_THAN_ROUNDING * rounding:
-        return "precision", f"it is of bfloat16's size ({evidence.apart:.2g} nats, bfloat16 {rounding:.2g})"
+        sizes = f"{evidence.apart:.2g} nats, bfloat16 makes {rounding:.2g}"
+        return "precision", f"it is no larger than what a coarser float type does ({sizes})"
     seams, within = (_by_entropy(evidence, reference, where) for where in (True, False))
     if seams > _AT_SEAMS * within:
         return "template", f"it is largest right after inserted tokens ({seams / within:.1f} times, by entropy)"

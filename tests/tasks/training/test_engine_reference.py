@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from data_contracts.records import Segment
+from data_contracts.records import Segment, policy_name
 from models.policy import Base, adapter_state, trainable_policy
 from tasks.rollout.engine import Completion, SampleRequest
 from tasks.rollout.segments import SegmentWriter
 from tasks.rollout.slot_engine import SlotEngine
-from tasks.training import distributed
+from tasks.training import distributed, learner
 from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
-from tasks.training.learner import Batch, Tally, base_scores, score, train
+from tasks.training.learner import Batch, Tally, base_scores, score, train, train_iteration
+from tasks.training.reports import TrainReport
 from tasks.training.scores import Score, mismatch
 
 CONFIG = TrainingConfig(
@@ -202,6 +204,58 @@ def test_ratios_of_what_the_engine_sampled_are_one_under_its_temperature_alone(
     assert reports[0].tokens == 3 * sum(range(4, 9))
     assert reports[0].max_abs_diff < 1e-4
     assert reports[1].max_abs_diff > 0.05
+
+
+def test_a_resume_at_the_boundary_of_epochs_or_within_one_trains_the_same_samples(
+    base: Base, policy_zero: Path, sample_segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CONFIG.model_copy(update={"epochs": 2, "minibatches": 2})
+    batches = [sample_segments(6, seed=seed) for seed in range(2)]
+    trained: list[list[str]] = []
+    deal = learner.minibatches
+
+    def noted(segments: list[Segment], count: int, **key: int) -> list[list[int]]:
+        parts = deal(segments, count, **key)
+        trained.append([f"{key['iteration']}/{key['epoch']}/{segments[i].trajectory_id}" for p in parts for i in p])
+        return parts
+
+    class Killed(BaseException):
+        pass
+
+    def iteration(folder: Path, number: int, *, steps_before_kill: int | None = None) -> TrainReport:
+        start = folder / policy_name(number) if number else policy_zero
+        engine = TrainingEngine(base, start, config)
+        if number:
+            engine.load_checkpoint(start, folder / f"c{number}")
+        left, step = iter(range(steps_before_kill or 99)), engine.step
+
+        def dying(rate: float) -> float | None:
+            if next(left, None) is None:
+                raise Killed
+            return step(rate)
+
+        monkeypatch.setattr(engine, "step", dying)
+        try:
+            return train_iteration(
+                engine, batches[number], score(engine, batches[number]), step=number,
+                out_policy_dir=folder / policy_name(number + 1), checkpoint_dir=folder / f"c{number + 1}",
+            )  # fmt: skip
+        finally:
+            engine.close()
+
+    monkeypatch.setattr(learner, "minibatches", noted)
+    whole = [iteration(tmp_path / "whole", number) for number in range(2)]
+    ids, trained[:] = list(trained), []
+    iteration(tmp_path / "broken", 0)
+    with pytest.raises(Killed):
+        iteration(tmp_path / "broken", 1, steps_before_kill=3)  # in the middle of the second epoch
+    assert len(trained) == 4
+    again = iteration(tmp_path / "broken", 1)
+    assert [report.steps for report in whole] == [4, 4]
+    assert again.steps == 4, "a resume at an epoch boundary must not end with nothing done"
+    assert [*trained[:2], *trained[4:]] == ids
+    assert len(set(itertools.chain(*ids))) == 2 * 2 * 6
+    assert again.digest == whole[1].digest
 
 
 def test_the_learning_rate_warms_up_over_iterations() -> None:
