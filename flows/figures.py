@@ -72,7 +72,8 @@ def mismatch_curve(rows: Sequence[Row], limits: dict[str, float]) -> Figure:
 def mismatch_along(rows: Sequence[Row], kind: str, below: str) -> Figure:
     """Mean mismatch by `position` or by `turn`, first and last iterations: whether it grows along the trajectory."""
     figure, axes = _canvas(f"Rollout against trainer, by {kind}", below)
-    for part, colour, label in ((rows[:WINDOW], "#a9cbef", "first"), (rows[-WINDOW:], "#2a78d6", "last")):
+    early = rows[:WINDOW] if len(rows) > WINDOW else []
+    for part, colour, label in ((early, "#a9cbef", "first"), (rows[-WINDOW:], "#2a78d6", "last")):
         points = _along(part, f"mismatch.{kind}.")
         if points:
             axes.plot(*zip(*points, strict=True), ".-", color=colour, lw=1.8, label=f"{label} {len(part)} iterations")

@@ -70,13 +70,16 @@ def gather(segments: Sequence[Segment], scores: Sequence[Score], number: int) ->
 
 
 def shifts(evidence: Evidence, reference: Tensor) -> Iterator[Explanation]:
-    """Each token that is off with the log-probability of its neighbour among the segment's sampled tokens."""
+    """Each token that is off with its neighbour's log-probability: the next sampled one's, or none (0) at a gap."""
     counts = [sum(segment.loss_mask) for segment in evidence.segments]
     off = (evidence.train - evidence.rollout).abs() > 0.1 * evidence.apart
-    for step, side in ((1, "before"), (-1, "after")):
+    first = evidence.after_inserted
+    for step, side, seam in ((1, "before", first), (-1, "after", first.roll(-1))):
         neighbour = torch.cat([part.roll(step) for part in reference.split(counts)])
         what = f"each token that is off has the log-probability of the one {side} it"
         yield Explanation("position", what, torch.where(off, neighbour, evidence.train))
+        alone = torch.where(seam, 0, neighbour)
+        yield Explanation("position", f"{what}, sampled or not", torch.where(off, alone, evidence.train))
 
 
 def other_temperature(

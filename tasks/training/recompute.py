@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from ratchet_kernels import token_logprobs
@@ -22,7 +23,7 @@ class Recompute:
 
     def __init__(self, base: Base, policy: Path | None, dtype: torch.dtype = torch.float32) -> None:
         whole = policy is not None and is_whole(policy)
-        model = load_base(policy).model if whole and policy is not None else merged_model(base, policy)
+        model: Any = load_base(policy).model if whole and policy is not None else merged_model(base, policy)
         self._model = model.to(dtype=dtype)
 
     def scores(self, segments: Sequence[Segment], temperature: float) -> list[Score]:

@@ -102,7 +102,7 @@ class TrainReport(BaseModel):
     skipped_by_loss: int
     """of those, the ones whose loss was not finite; in the others the loss was, and a gradient was not"""
     idle_segments: int
-    """segments without any advantage: not computed, their tokens stay in the denominator"""
+    """segments without any advantage: computed only for a penalty's sake, their tokens stay in the denominator"""
     mean_abs_diff: float | None
     """|train - rollout| log-probability over sampled tokens, before this iteration"""
     mean_weight: float
