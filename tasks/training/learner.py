@@ -164,7 +164,7 @@ def _take_step(engine: TrainingEngine, batch: Batch, part: Sequence[int], learni
     denominator = float(sum(len(batch.scores[i].logprobs) for i in part))
     # a penalty has a gradient where no advantage has one
     penalised = batch.base is not None or engine.config.objective == "dppo"
-    live = [i for i in part if penalised or has_signal(batch.segments[i])]
+    live = [i for i in part if has_signal(batch.segments[i]) or (penalised and computed_length(batch.segments[i]))]
     lengths = [computed_length(batch.segments[i]) for i in live]
     groups = micro_batches(lengths, engine.config.micro_batch_tokens)
     sums = Sums()
@@ -186,7 +186,8 @@ def _take_step(engine: TrainingEngine, batch: Batch, part: Sequence[int], learni
 def _skip(engine: TrainingEngine, first: Segment, loss: float, tally: Tally) -> None:
     """Count a step that was not applied, say why, and stop the run when too many in a row were not."""
     broken = "gradient" if math.isfinite(loss) else "loss"
-    log.warning("optimizer step skipped: its %s was not finite; first segment %s/%d", broken, *_name(first))
+    where = f"{first.trajectory_id}/{first.index}"
+    log.warning("optimizer step skipped: its %s was not finite; first segment %s", broken, where)
     tally.skipped += 1
     tally.skipped_by_loss += broken == "loss"
     if engine.skipped_in_a_row >= engine.config.max_skipped_in_a_row:
@@ -194,10 +195,6 @@ def _skip(engine: TrainingEngine, first: Segment, loss: float, tally: Tally) -> 
             f"{engine.skipped_in_a_row} optimizer steps in a row had a loss or gradient that was not finite, the last "
             f"a {broken}: lower training.learning_rate, or look for broken log-probabilities in the batch."
         )
-
-
-def _name(segment: Segment) -> tuple[str, int]:
-    return segment.trajectory_id, segment.index
 
 
 class Sums(NamedTuple):
