@@ -14,7 +14,7 @@ from ratchet_kernels import token_logprobs
 
 from data_contracts.records import Segment
 from models.policy import Base, is_whole, load_base, merged_model
-from tasks.training.packing import pack
+from tasks.training.packing import sampled_positions
 from tasks.training.scores import Score
 
 
@@ -32,8 +32,9 @@ class Recompute:
 
     @torch.no_grad()
     def _score(self, segment: Segment, temperature: float) -> Score:
-        packed = pack([segment], self._model.device)
-        hidden = self._model.get_decoder()(input_ids=packed.token_ids, use_cache=False).last_hidden_state
+        ids = torch.tensor(segment.token_ids, device=self._model.device)
+        at = torch.tensor(sampled_positions(segment), dtype=torch.long, device=ids.device)
+        hidden = self._model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         head = self._model.get_output_embeddings().weight
-        found = token_logprobs(hidden[0, packed.positions], head, packed.targets, temperature=temperature)
+        found = token_logprobs(hidden[at - 1], head, ids[at], temperature=temperature)
         return Score(found.logprobs.double().tolist(), found.entropy.double().tolist())
