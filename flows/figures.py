@@ -72,6 +72,30 @@ def mismatch_curve(rows: Sequence[Row], limits: dict[str, float]) -> Figure:
     return figure
 
 
+def mismatch_along(rows: Sequence[Row], kind: str, below: str) -> Figure:
+    """Mean mismatch by `position` or by `turn`, first and last iterations: whether it grows along the trajectory."""
+    figure, axes = _canvas(f"Rollout against trainer, by {kind}", below)
+    early = rows[:WINDOW] if len(rows) > WINDOW else []
+    for part, colour, label in ((early, "#a9cbef", "first"), (rows[-WINDOW:], "#2a78d6", "last")):
+        points = _along(part, f"mismatch.{kind}.")
+        if points:
+            axes.plot(*zip(*points, strict=True), ".-", color=colour, lw=1.8, label=f"{label} {len(part)} iterations")
+    axes.set_yscale("log")
+    axes.set_ylabel("nats, mean", color=MUTED)
+    _legend(axes, loc="best")
+    return figure
+
+
+def _along(rows: Sequence[Row], prefix: str) -> list[tuple[int, float]]:
+    """The mean over rows of each figure `<prefix><number>`, by number; what no row holds, or as 0, is left out."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(prefix) and value:
+                found.setdefault(int(name.removeprefix(prefix)), []).append(value)
+    return [(number, sum(values) / len(values)) for number, values in sorted(found.items())]
+
+
 def groups_curve(rows: Sequence[Row]) -> Figure:
     """Which share of the groups could teach anything: those with both outcomes."""
     figure, axes = _canvas("Groups by outcome", "iteration")

@@ -36,6 +36,8 @@ def write_report(run: RunFolder, summary: dict[str, Any]) -> Path:
             figures.svg(figures.reward_and_outcome(rows)),
             figures.svg(figures.groups_curve(rows)),
             figures.svg(figures.mismatch_curve(rows, limits)),
+            figures.svg(figures.mismatch_along(rows, "position", "eighth of the sampled tokens")),
+            figures.svg(figures.mismatch_along(rows, "turn", "turn")),
         ],
         sessions=_sessions(run),
         batch=_last_batch(run),

@@ -25,9 +25,12 @@ from tasks.rollout.jobs import jobs_for
 from tasks.rollout.meter import Meter
 from tasks.rollout.steps import Destination, collect_rollouts, gate_rollouts
 from tasks.training.config import check_sampling
-from tasks.training.reports import MismatchReport, pooled
-from tasks.training.steps import score_segments
+from tasks.training.reports import MismatchReport
+from tasks.training.steps import diagnose_mismatch, rescore_segments, score_segments
 from tasks.workbench import Bench
+
+EARLIER_VERSIONS = 4
+"""Policy versions before the current one that a mismatch is looked for in."""
 
 
 @flow(name="rollout", flow_run_name="rollout {iteration}")
@@ -64,10 +67,19 @@ def _sample(bench: Bench, recipe: Recipe, iteration: int, say: Callable[[str], N
         [job for number in later for job in _jobs(bench, recipe, number)],
         Destination(here.journal, here.rollouts, here.segments, bench.run.quarantine),
         lambda rollout: say(meter.add(rollout)),
+        bench.base.window,
     )
     numbers = range(max(0, iteration - config.max_staleness), iteration + 1)
     digests = {policy_name(number): digest_folder(bench.policy(number)) for number in numbers}
-    gate_rollouts(here.rollouts, kept, digests, _mismatch(bench, iteration), here.gates, config)
+    gate_rollouts(
+        here.rollouts,
+        kept,
+        digests,
+        _mismatch(bench, iteration),
+        here.gates,
+        config,
+        lambda: _cause_of_mismatch(bench, iteration),
+    )
 
 
 def _jobs(bench: Bench, recipe: Recipe, iteration: int) -> list[Job]:
@@ -89,11 +101,20 @@ def _budgets(bench: Bench, recipe: Recipe, iteration: int) -> dict[Horizon, int]
 
 
 def _mismatch(bench: Bench, iteration: int) -> MismatchReport:
-    """Engine against trainer at every token, under the version that sampled it; writes the current one's scores."""
+    """Engine against trainer at every token, under the version that sampled it; writes the scores."""
     here = bench.run.iteration(iteration)
     sampled_by = {n for segment in read_segments(here.segments) for n in segment.policy_numbers or ()}
-    older = [
-        score_segments(bench.trainer_scoring(number), here.segments, None, number)
+    older = {
+        number: rescore_segments(bench.trainer_scoring(number), here.segments, here.scores_under(number), number)
         for number in sorted(sampled_by - {-1, iteration})
-    ]
-    return pooled([*older, score_segments(bench.trainer_at(iteration), here.segments, here.scores, iteration)])
+    }
+    return score_segments(bench.trainer_at(iteration), here.segments, here.scores, iteration, older)
+
+
+def _cause_of_mismatch(bench: Bench, iteration: int) -> tuple[str, str]:
+    """What a mismatch over its limits points to: the engine may hold the base, or one of the versions before."""
+    here, policies = bench.run.iteration(iteration), range(max(0, iteration - EARLIER_VERSIONS), iteration)
+    versions = {"the base": None, **{policy_name(number): bench.policy(number) for number in policies}}
+    trainer, policy = bench.trainer_at(iteration), bench.policy(iteration)
+    found = diagnose_mismatch(trainer, here.segments, here.scores, policy, iteration, versions)
+    return found.cause, found.sentence

@@ -9,6 +9,9 @@ import copy
 import json
 import os
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,7 @@ from models.fingerprint import DIGEST_FILE, canonical_adapter_config, digest_fol
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ALL_LINEAR = "all-linear"
@@ -42,6 +45,11 @@ class Base:
     tokenizer: PreTrainedTokenizerBase
     path: str
     digest: str
+
+    @property
+    def window(self) -> int:
+        """Most tokens of one sequence: the positions that the model was made for."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
 
 
 def load_base(path: Path | str) -> Base:
@@ -142,6 +150,27 @@ def trainable_policy(base: Base, adapter: Path) -> PeftModel:
 
     _require_adapter(adapter)
     return PeftModel.from_pretrained(_share(base.model), str(adapter), is_trainable=True)
+
+
+@contextmanager
+def without_adapter(policy: nn.Module) -> Iterator[None]:
+    """Within the context, the policy computes what its base does: every LoRA layer's scale is 0.
+
+    Gradients, hooks and `requires_grad` stay as they are. A policy without LoRA layers is a UserError.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
+    if not layers:
+        raise UserError("a policy of full weights does not hold its base: set training.kl_coefficient = 0.")
+    scales = [dict(layer.scaling) for layer in layers]
+    for layer in layers:
+        layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling.update(scale)
 
 
 def adapter_state(model: PeftModel) -> dict[str, Tensor]:

@@ -18,6 +18,9 @@ from tasks.training.reports import TrainReport
 
 Metrics = dict[str, float | int | None]
 
+NO_METRICS = ("mean_limit", "max_limit", "n", "cause")
+"""Evidence of the mismatch gate that is no measure of the iteration."""
+
 
 def iteration_metrics(
     trajectories: Path,
@@ -35,8 +38,7 @@ def iteration_metrics(
         **_behaviour(rollouts),
         "staleness.mean_versions": _staleness(rollouts),
         **_context(rollouts),
-        "mismatch.mean_abs_diff": _number(mismatch.get("mean_abs_diff")),
-        "mismatch.max_abs_diff": _number(mismatch.get("max_abs_diff")),
+        **{f"mismatch.{name}": _number(value) for name, value in mismatch.items() if name not in NO_METRICS},
         **{f"groups.{name}": value for name, value in signal.model_dump().items()},
         **{f"training.{name}": _number(value) for name, value in trained.model_dump().items() if name != "digest"},
     }

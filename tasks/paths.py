@@ -64,6 +64,10 @@ class Iteration(Sessions):
     def scores(self) -> Path:
         return self.root / "scores.parquet"
 
+    def scores_under(self, number: int) -> Path:
+        """Scores of the tokens that an older policy version sampled, under it."""
+        return self.root / f"scores-{policy_name(number)}.parquet"
+
     @property
     def batch(self) -> Path:
         return self.root / "batch.parquet"

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from data_contracts.gates import Gate, Verdict, threshold
 from data_contracts.records import INFRASTRUCTURE, Trajectory
+
+Explain = Callable[[], tuple[str, str]]
+"""Looks for the cause of a mismatch: its name, and a sentence about it."""
 
 
 def contract_gate(accepted: int, total: int, *, minimum_share: float) -> Gate:
@@ -54,18 +57,27 @@ def digest_gate(trajectories: Sequence[Trajectory], expected: Mapping[str, str])
 
 
 def mismatch_gate(
-    mean_abs_diff: float | None, max_abs_diff: float | None, *, n: int, mean_limit: float, max_limit: float
+    mean_abs_diff: float | None,
+    max_abs_diff: float | None,
+    *,
+    n: int,
+    mean_limit: float,
+    max_limit: float,
+    figures: Mapping[str, float | None] | None = None,
+    explain: Explain | None = None,
 ) -> Gate:
     """Rollout against trainer log-probabilities (nats) under equal weights, over `n` sampled tokens.
 
     Both the mean and the largest absolute difference have to hold; a figure that is missing or not finite, or no
-    tokens, is INCONCLUSIVE, unless the other one is over its limit: that is a FAIL already.
+    tokens, is INCONCLUSIVE, unless the other one is over its limit: that is a FAIL already. `figures` are kept with
+    the evidence; `explain` is asked for the cause and a sentence about it, on FAIL alone.
     """
     parts = [
         threshold("mean", mean_abs_diff, mean_limit, kind="at_most", n=n),
         threshold("max", max_abs_diff, max_limit, kind="at_most", n=n),
     ]
     evidence: dict[str, float | int | str | bool | None] = {
+        **(figures or {}),
         "mean_abs_diff": _shown(mean_abs_diff),
         "max_abs_diff": _shown(max_abs_diff),
         "mean_limit": mean_limit,
@@ -76,6 +88,10 @@ def mismatch_gate(
     worst = next((v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE) if v in verdicts), Verdict.PASS)
     shown = [part for part in parts if part.verdict is worst]
     reason = "; ".join(f"{part.name} difference: {part.reason}" for part in shown)
+    if worst is Verdict.FAIL and explain is not None:
+        cause, sentence = explain()
+        evidence["cause"] = cause
+        reason += f"; this points to {cause}: {sentence}"
     return Gate(name="rollout mismatch", verdict=worst, reason=reason, evidence=evidence)
 
 

@@ -19,7 +19,7 @@ from tasks.rollout.batch import Kept, keep_valid
 from tasks.rollout.config import RolloutConfig
 from tasks.rollout.engine import Engine
 from tasks.rollout.environments import open_session
-from tasks.rollout.gate import contract_gate, digest_gate, infrastructure_gate, mismatch_gate
+from tasks.rollout.gate import Explain, contract_gate, digest_gate, infrastructure_gate, mismatch_gate
 from tasks.rollout.jobs import jobs_for
 from tasks.rollout.journal import Journal
 from tasks.rollout.sandbox import WarmPool
@@ -99,17 +99,30 @@ def collect_rollouts(
     ahead: Sequence[Job],
     out: Destination,
     on_done: Callable[[Rollout], None],
+    window: int | None = None,
 ) -> Kept:
-    """Make the rollouts of an iteration, with jobs ahead in the free places; what the contract accepts is written."""
+    """Make the rollouts of an iteration, with jobs ahead in the free places; what the contract accepts is written.
+
+    `window` is what the policy's model can be trained on, in tokens.
+    """
     rollouts = stream.collect(iteration, jobs, ahead, on_done)
-    return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, jobs[0].run_id, iteration)
+    return keep_valid(rollouts, out.rollouts, out.segments, out.quarantine, jobs[0].run_id, iteration, window)
 
 
 @task(name="rollout gate", cache_policy=NO_CACHE)
 def gate_rollouts(
-    trajectories: Path, kept: Kept, digests: Mapping[str, str], mismatch: Any, out: Path, config: RolloutConfig
+    trajectories: Path,
+    kept: Kept,
+    digests: Mapping[str, str],
+    mismatch: Any,
+    out: Path,
+    config: RolloutConfig,
+    explain: Explain | None = None,
 ) -> list[Gate]:
-    """Decide whether the batch may train, and write the verdicts to `out` (.json)."""
+    """Decide whether the batch may train, and write the verdicts to `out` (.json).
+
+    `explain` is asked when the mismatch (the trainer's report) is over its limits.
+    """
     sampled = read_trajectories(trajectories)
     gates = [
         contract_gate(kept.accepted, kept.total, minimum_share=config.minimum_contract_share),
@@ -121,6 +134,8 @@ def gate_rollouts(
             n=mismatch.tokens,
             mean_limit=config.maximum_mean_mismatch,
             max_limit=config.maximum_token_mismatch,
+            figures=mismatch.figures(),
+            explain=explain,
         ),
     ]
     write_json(out, gates)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,7 @@ from data_contracts.errors import UserError
 from tasks.training.channel import Channel
 from tasks.training.config import TrainingConfig
 from tasks.training.launch import launch_command
-from tasks.training.reports import MismatchReport, TrainingDiverged, TrainReport
+from tasks.training.reports import Diagnosis, MismatchReport, TrainingDiverged, TrainReport
 
 _GRACE_SECONDS = 3.0
 _TAIL_LINES = 30
@@ -78,13 +79,46 @@ class Trainer:
         """
         self._call("load", policy_dir=str(policy_dir), checkpoint_dir=str(checkpoint_dir) if checkpoint_dir else None)
 
-    def score(self, segments_path: Path, out_path: Path | None = None, number: int | None = None) -> MismatchReport:
+    def score(
+        self,
+        segments_path: Path,
+        out_path: Path | None = None,
+        number: int | None = None,
+        older: Mapping[int, Path] | None = None,
+    ) -> MismatchReport:
         """Write the current policy's log-probabilities and entropies of all segments to `out_path` (Parquet), if given.
 
-        The report leaves out tokens that a segment says another version than `number` sampled.
+        Tokens that another version than `number` sampled are compared under its own scores, which `older` names (what
+        `rescore` wrote), and left out of the report where it does not.
         """
-        out = str(out_path) if out_path else None
-        return MismatchReport(**self._call("score", segments_path=str(segments_path), out_path=out, number=number))
+        arguments = {
+            "segments_path": str(segments_path),
+            "out_path": str(out_path) if out_path else None,
+            "number": number,
+            "older": {str(version): str(path) for version, path in (older or {}).items()},
+        }
+        return MismatchReport(**self._call("score", **arguments))
+
+    def rescore(self, segments_path: Path, out_path: Path, number: int) -> None:
+        """Write the scores of the segments with tokens that version `number` sampled, which is the loaded one."""
+        self._call("rescore", segments_path=str(segments_path), out_path=str(out_path), number=number)
+
+    def diagnose(
+        self, segments_path: Path, scores_path: Path, policy_dir: Path, number: int, versions: Mapping[str, Path | None]
+    ) -> Diagnosis:
+        """Say what the difference between scores and rollouts points to; takes a dozen forwards over 32 segments.
+
+        `policy_dir` is version `number`, which the scores are of; `versions` are others that the engine may have held,
+        by name (None: the base alone).
+        """
+        arguments = {
+            "segments_path": str(segments_path),
+            "scores_path": str(scores_path),
+            "policy_dir": str(policy_dir),
+            "number": number,
+            "versions": {name: str(path) if path else None for name, path in versions.items()},
+        }
+        return Diagnosis(**self._call("diagnose", **arguments))
 
     def train(
         self, batch_path: Path, scores_path: Path | None, out_policy_dir: Path, checkpoint_dir: Path, step: int

@@ -10,10 +10,11 @@ from data_contracts.config import Config
 from data_contracts.errors import UserError
 
 MismatchMethod = Literal["none", "tis", "icepop", "sequence_mask"]
+Objective = Literal["clip", "gspo", "dppo"]
 
 
 class TrainingConfig(Config):
-    """A clipped policy gradient on an adapter or on every weight, in a DeepSpeed engine."""
+    """A policy gradient on an adapter or on every weight, in a DeepSpeed engine."""
 
     learning_rate: float = Field(default=2e-3, gt=0, description="AdamW's step size; about 2e-3 for LoRA")
     warmup_steps: int = Field(default=4, ge=0, description="iterations over which the learning rate rises linearly")
@@ -26,8 +27,21 @@ class TrainingConfig(Config):
     lora_targets: Literal["all-linear"] | tuple[str, ...] = Field(
         default="all-linear", description="linear layers that carry the adapter, by name; all but the head by default"
     )
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="the probability ratio is clipped at 1 - clip_low")
-    clip_high: float = Field(default=0.28, gt=0, description="the probability ratio is clipped at 1 + clip_high")
+    objective: Objective = Field(
+        default="clip",
+        description="what is maximised: clip (PPO, a ratio a token), gspo (a ratio a segment, by its mean; clips of "
+        "about 3e-4), dppo (a bound on each token's change of probability, and a penalty on its squared log-ratio)",
+    )
+    clip_low: float = Field(
+        default=0.2, gt=0, lt=1, description="the ratio is clipped at 1 - clip_low; dppo: largest fall in probability"
+    )
+    clip_high: float = Field(
+        default=0.28, gt=0, description="the ratio is clipped at 1 + clip_high; dppo: largest rise in probability"
+    )
+    ratio_penalty: float = Field(default=1e-3, ge=0, description="dppo: weight of the squared log-ratio")
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, description="weight of KL(policy || base) in the loss; 0: the base is not scored at all"
+    )
     minibatches: int = Field(default=4, ge=1, description="optimizer steps an epoch; whole rollouts are dealt to them")
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
     micro_batch_tokens: int = Field(
@@ -73,6 +87,15 @@ class TrainingConfig(Config):
     def _machines_are_named(self) -> Self:
         if self.nodes > 1 and self.hostfile is None:
             raise ValueError(f"nodes = {self.nodes} needs a list of machines: write for example hostfile = 'hostfile'")
+        return self
+
+    @model_validator(mode="after")
+    def _base_is_beside(self) -> Self:
+        if self.kl_coefficient and self.weights == "full":
+            raise ValueError(
+                "kl_coefficient needs the base beside the policy, which whole weights replace: "
+                "write weights = 'adapter', or kl_coefficient = 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -46,6 +46,10 @@ class TrainingEngine:
         """Return log-probabilities [N] of the sampled tokens, with gradient where torch records one."""
         return self._engine(packed.token_ids, packed.position_ids, packed.bounds, packed.positions, packed.targets)
 
+    def as_base(self) -> AbstractContextManager[None]:
+        """Within the context, compute what the base alone would, with the adapter switched off."""
+        return self._scorer.as_base()
+
     def accumulate(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's loss, already divided by the step's denominator, to the step's."""
         # a loss that is not finite must reach the norm, which is what DeepSpeed decides by, on every rank

@@ -3,7 +3,8 @@
 train_logprobs, rollout_logprobs, mask [B,T] -> importance weights [B,T], MismatchReport
 
 `tis` truncates the weight (Yao et al. 2025), `icepop` drops tokens outside a range (Ling team 2025), `sequence_mask`
-drops whole rows by the mean log-ratio: a product over the row would decide by its length alone.
+drops whole rows by the mean log-ratio: a product over the row would decide by its length alone. All of them drop
+extreme tokens (`ratios.EXTREME`), and none lets such a token decide about others.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import torch
 from torch import Tensor
 
 from tasks.training.config import MismatchMethod
-from tasks.training.reports import MismatchReport
+from tasks.training.ratios import kept, log_ratios
+from tasks.training.reports import PARTS, TURNS, MismatchReport
 
 __all__ = ["MismatchReport", "importance_weights", "mismatch_report"]
-
-_PARTS = 8
 
 
 def importance_weights(
@@ -31,32 +31,39 @@ def importance_weights(
     """Return the weight [B,T] of each token's loss, 0 where masked, without gradient.
 
     With r = exp(train - rollout): `none` 1; `tis` r clamped to [low, high]; `icepop` r inside [low, high], else 0;
-    `sequence_mask` 1 for every token of a row whose exp(mean log r) is inside [low, high], else 0.
+    `sequence_mask` 1 for every token of a row whose exp(mean log r) is inside [low, high], else 0. An extreme token
+    weighs 0 (but 1 under `none`) and is not in its row's mean.
     """
     keep = mask.bool()
-    log_ratio = _log_ratio(train_logprobs, rollout_logprobs, keep)
+    log_ratio, extreme = log_ratios(train_logprobs.detach(), rollout_logprobs, keep)
+    used = keep & ~extreme
     ratio = log_ratio.exp()
     if method == "none":
-        weights = torch.ones_like(ratio)
-    elif method == "tis":
+        return keep.to(ratio.dtype)
+    if method == "tis":
         weights = ratio.clamp(low, high)
     elif method == "icepop":
-        weights = torch.where((ratio >= low) & (ratio <= high), ratio, 0)
+        weights = kept(ratio, (ratio >= low) & (ratio <= high))
     elif method == "sequence_mask":
-        mean_ratio = (log_ratio.sum(-1) / keep.sum(-1).clamp(min=1)).exp()
-        weights = ((mean_ratio >= low) & (mean_ratio <= high)).to(ratio.dtype)[..., None].expand_as(ratio)
+        mean_ratio = (log_ratio.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)).exp()
+        weights = ((mean_ratio >= low) & (mean_ratio <= high)).to(ratio.dtype).expand_as(ratio)
     else:
         raise ValueError(f"method {method!r} is unknown: write 'none', 'tis', 'icepop' or 'sequence_mask'")
-    return torch.where(keep, weights, 0)
+    return kept(weights, used)
 
 
-def mismatch_report(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> MismatchReport:
-    """Return how far the two are apart over the sampled tokens of [B,T]; computed in float64."""
+def mismatch_report(
+    train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, turns: Tensor | None = None
+) -> MismatchReport:
+    """Return how far the two are apart over the sampled tokens of [B,T]; computed in float64.
+
+    `turns` [B,T] is the turn of each token, for the report by turn.
+    """
     keep = mask.bool()
     tokens = int(keep.sum())
     if tokens == 0:
         return MismatchReport(tokens=0)
-    grid = _log_ratio(train_logprobs.double(), rollout_logprobs.double(), keep)
+    grid = kept(train_logprobs.double(), keep) - kept(rollout_logprobs.double(), keep)
     diff = grid[keep]
     ratio = diff.exp()
     return MismatchReport(
@@ -66,23 +73,29 @@ def mismatch_report(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tens
         mult_prob_error=float(diff.abs().exp().mean()),
         kl_rollout_train=float((ratio - 1 - diff).mean()),
         kl_train_rollout=float((ratio * diff - ratio + 1).mean()),
-        max_after_gap=_max_after_gap(grid, keep),
-        by_position=_by_position(grid, keep),
+        max_after_gap=float(grid[first_after_gap(keep)].abs().max()),
+        by_position=_means(diff.abs(), _part_of_row(keep)[keep], PARTS),
+        by_turn=() if turns is None else _by_turn(diff.abs(), turns[keep]),
     )
 
 
-def _log_ratio(train: Tensor, rollout: Tensor, keep: Tensor) -> Tensor:
-    # masked before any arithmetic: inf and NaN at masked positions must reach nothing
-    return torch.where(keep, train.detach(), 0) - torch.where(keep, rollout.detach(), 0)
+def first_after_gap(mask: Tensor) -> Tensor:
+    """Where [B,T] (bool) a sampled token follows one that was not sampled."""
+    keep = mask.bool()
+    return keep & ~torch.nn.functional.pad(keep[..., :-1], (1, 0), value=False)
 
 
-def _max_after_gap(grid: Tensor, keep: Tensor) -> float:
-    before = torch.nn.functional.pad(keep[..., :-1], (1, 0), value=False)
-    return float(grid[keep & ~before].abs().max())
-
-
-def _by_position(grid: Tensor, keep: Tensor) -> tuple[float | None, ...]:
+def _part_of_row(keep: Tensor) -> Tensor:
     rank = keep.cumsum(-1) - 1
-    part = torch.div(rank * _PARTS, keep.sum(-1, keepdim=True).clamp(min=1), rounding_mode="floor")[keep]
-    values = grid[keep].abs()
-    return tuple(float(values[part == p].mean()) if bool((part == p).any()) else None for p in range(_PARTS))
+    return torch.div(rank * PARTS, keep.sum(-1, keepdim=True).clamp(min=1), rounding_mode="floor")
+
+
+def _by_turn(values: Tensor, turn: Tensor) -> tuple[float | None, ...]:
+    turn = turn.clamp(max=TURNS - 1)
+    return _means(values, turn, int(turn.max()) + 1)
+
+
+def _means(values: Tensor, group: Tensor, groups: int) -> tuple[float | None, ...]:
+    """Mean of the values [N] of each group 0 .. groups - 1; None for one without any."""
+    members = [values[group == g] for g in range(groups)]
+    return tuple(float(part.mean()) if len(part) else None for part in members)

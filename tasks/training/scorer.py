@@ -6,6 +6,7 @@ policy folder -> PolicyScorer(token ids) -> TokenLogprobs; its trained weights -
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ratchet_kernels import TokenLogprobs, token_logprobs
 from torch import Tensor, nn
 
 from data_contracts.errors import UserError
-from models.policy import Base, is_whole, load_base, trainable_policy, write_adapter, write_whole
+from models.policy import Base, is_whole, load_base, trainable_policy, without_adapter, write_adapter, write_whole
 from tasks.training.attention import use_packed_attention
 from tasks.training.config import TrainingConfig
 from tasks.training.fused import fuse_lora
@@ -58,6 +59,10 @@ class PolicyScorer(nn.Module):
         hidden = self.model.get_decoder()(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1])[positions]
         return token_logprobs(chosen, self.head, targets, temperature=self.temperature)
+
+    def as_base(self) -> AbstractContextManager[None]:
+        """Within the context the adapter is switched off. Not for whole weights, which have none."""
+        return without_adapter(self.policy)  # type: ignore[arg-type]
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters in training, by their names in the policy."""

@@ -5,7 +5,7 @@ segments + scores <-> scores.parquet (aligned with the tokens); -> [B,T] tensors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,23 +30,60 @@ class Score:
     entropy: list[float]
 
 
-def mismatch(segments: Sequence[Segment], scores: Sequence[Score], number: int | None = None) -> MismatchReport:
+def mismatch(
+    segments: Sequence[Segment],
+    scores: Sequence[Score],
+    number: int | None = None,
+    older: Mapping[int, Path] | None = None,
+) -> MismatchReport:
     """Compare the trainer's log-probabilities with those the tokens were sampled with.
 
-    `number` is the policy version that the scores are of: tokens that another one sampled are stale, no mismatch, and
-    left out.
+    `number` is the policy version that the scores are of, `older` the files with those of older versions. Each token is
+    compared under the version that sampled it; tokens of a version without scores are left out. Without `number` all
+    tokens count as of the scores' version.
     """
-    train_logprobs, rollout_logprobs, mask = _grid(segments, scores)
-    return mismatch_report(train_logprobs, rollout_logprobs, mask & _sampled_by(segments, number, mask))
+    current, rollout, mask = _grid(segments, scores)
+    turns = _column([segment.turn_index for segment in segments], mask)
+    if number is None:
+        return mismatch_report(current, rollout, mask, turns)
+    sampled_by = _sampled_by(segments, number, mask)
+    train, known = current.clone(), sampled_by == number
+    for version, path in (older or {}).items():
+        mine = sampled_by == version
+        train[mine] = _grid(segments, _scores_of_version(path, segments, version))[0][mine]
+        known |= mine
+    stale = mask & known & (sampled_by != number)
+    apart = mismatch_report(current, train, stale, turns) if bool(stale.any()) else None
+    return mismatch_report(train, rollout, mask & known, turns).model_copy(update={"staleness": apart})
 
 
-def _sampled_by(segments: Sequence[Segment], number: int | None, like: Tensor) -> Tensor:
-    """Where tokens were sampled by version `number` (None: by any), as booleans [B, T]."""
-    mine = torch.ones_like(like)
-    for row, segment in enumerate(segments):
-        if number is not None and segment.policy_numbers is not None:
-            mine[row, : len(segment.policy_numbers)] = torch.tensor(segment.policy_numbers) == number
-    return mine
+def of_version(segments: Sequence[Segment], number: int) -> list[Segment]:
+    """The segments with tokens that policy version `number` sampled."""
+    return [segment for segment in segments if number in (segment.policy_numbers or ())]
+
+
+def _scores_of_version(path: Path, segments: Sequence[Segment], number: int) -> list[Score]:
+    """Scores of all segments; those without tokens of that version were not scored, and are zeros."""
+    found = iter(read_scores(path, of_version(segments, number)))
+    nothing = ([0.0] * len(sampled_positions(segment)) for segment in segments)
+    return [
+        next(found) if number in (segment.policy_numbers or ()) else Score(zeros, zeros)
+        for segment, zeros in zip(segments, nothing, strict=True)
+    ]
+
+
+def _sampled_by(segments: Sequence[Segment], number: int, like: Tensor) -> Tensor:
+    """The version that sampled each token [B,T]; `number` where a segment does not say."""
+    rows = [segment.policy_numbers or [number] * len(segment.token_ids) for segment in segments]
+    return _column(rows, like)
+
+
+def _column(rows: Sequence[list[int]], like: Tensor) -> Tensor:
+    """Rows of integers as one tensor [B,T], -1 beyond their end."""
+    grid = torch.full(like.shape, -1, dtype=torch.long)
+    for row, values in enumerate(rows):
+        grid[row, : len(values)] = torch.tensor(values, dtype=torch.long)
+    return grid
 
 
 def weights_of(

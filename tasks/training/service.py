@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.errors import UserError
+from data_contracts.records import Segment
 from data_contracts.store import read_segments
 from models.policy import load_base
 from tasks.training import distributed
 from tasks.training.config import TrainingConfig
+from tasks.training.diagnosis import diagnose
 from tasks.training.engine import TrainingEngine
 from tasks.training.learner import score, train_iteration
-from tasks.training.scores import mismatch, read_scores, write_scores
+from tasks.training.packing import computed_length
+from tasks.training.scores import mismatch, of_version, read_scores, write_scores
 
 
 class TrainingService:
@@ -34,6 +37,8 @@ class TrainingService:
             "ping": self.ping,
             "load": self.load,
             "score": self.score,
+            "rescore": self.rescore,
+            "diagnose": self.diagnose,
             "train": self.train,
         }
         return commands[command](**arguments)
@@ -53,21 +58,53 @@ class TrainingService:
             self._engine.load_checkpoint(Path(policy_dir), Path(checkpoint_dir))
         return {}
 
-    def score(self, segments_path: str, out_path: str | None, number: int | None) -> dict[str, Any]:
-        """Score all segments, write the scores where a path is given, and report the mismatch of version `number`."""
+    def score(
+        self, segments_path: str, out_path: str | None, number: int | None, older: dict[str, str]
+    ) -> dict[str, Any]:
+        """Score all segments, write the scores where a path is given, and report the mismatch of version `number`.
+
+        `older` are the scores of tokens that older versions sampled, number -> file.
+        """
         began, began_cpu = time.monotonic(), time.process_time()
-        segments = read_segments(Path(segments_path))
+        segments = self._read(segments_path)
         scores = score(self._loaded(), segments)
         if out_path is not None and distributed.rank() == 0:
             write_scores(Path(out_path), segments, scores)
-        report = mismatch(segments, scores, number).model_dump()
+        report = mismatch(segments, scores, number, {int(n): Path(path) for n, path in older.items()}).model_dump()
         return {**report, "seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - began_cpu}
+
+    def rescore(self, segments_path: str, out_path: str, number: int) -> dict[str, Any]:
+        """Score the segments with tokens that version `number` sampled, which is the loaded one; write the scores."""
+        segments = of_version(self._read(segments_path), number)
+        scores = score(self._loaded(), segments)
+        if distributed.rank() == 0:
+            write_scores(Path(out_path), segments, scores)
+        return {}
+
+    def diagnose(
+        self, segments_path: str, scores_path: str, policy_dir: str, number: int, versions: dict[str, str | None]
+    ) -> dict[str, Any]:
+        """Say what the difference between scores (of version `number`) and rollouts points to."""
+        segments = self._read(segments_path)
+        found = None
+        if distributed.rank() == 0:
+            found = diagnose(
+                self.base,
+                segments,
+                read_scores(Path(scores_path), segments),
+                policy=Path(policy_dir),
+                number=number,
+                versions={name: Path(path) if path else None for name, path in versions.items()},
+                temperature=self.config.temperature,
+            ).model_dump()
+        reply: dict[str, Any] = distributed.share(found)
+        return reply
 
     def train(
         self, batch_path: str, scores_path: str | None, out_policy_dir: str, checkpoint_dir: str, step: int
     ) -> dict[str, Any]:
         """Train on a batch; without scores it is scored first."""
-        segments = read_segments(Path(batch_path))
+        segments = self._read(batch_path)
         engine = self._loaded()
         scores = read_scores(Path(scores_path), segments) if scores_path else score(engine, segments)
         report = train_iteration(
@@ -85,6 +122,17 @@ class TrainingService:
         if self._engine is not None:
             self._engine.close()
         self._engine = None
+
+    def _read(self, path: str) -> list[Segment]:
+        """The segments of a file; one that is longer than the model's window is a UserError."""
+        segments, window = read_segments(Path(path)), self.base.window
+        for segment in segments:
+            if computed_length(segment) > window:
+                raise UserError(
+                    f"{path}: segment {segment.trajectory_id}/{segment.index} needs {computed_length(segment)} tokens "
+                    f"of context, the model has {window}: lower the problems' token limits, or drop that rollout."
+                )
+        return segments
 
     def _loaded(self) -> TrainingEngine:
         if self._engine is None:

@@ -5,6 +5,7 @@ trainer + segments.parquet -> scores.parquet; batch.parquet -> gate; trainer + b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from prefect import task
@@ -14,13 +15,33 @@ from data_contracts.gates import Gate
 from data_contracts.store import read_frame
 from data_contracts.validate import expect, validate
 from tasks.training.client import Trainer
-from tasks.training.reports import MismatchReport, TrainReport
+from tasks.training.reports import Diagnosis, MismatchReport, TrainReport
 
 
 @task(name="score segments", cache_policy=NO_CACHE)
-def score_segments(trainer: Trainer, segments: Path, scores: Path | None, number: int) -> MismatchReport:
-    """Score every token under the policy that the trainer holds, version `number`; the report feeds the gate."""
-    return trainer.score(segments, scores, number)
+def score_segments(
+    trainer: Trainer, segments: Path, scores: Path | None, number: int, older: Mapping[int, Path] | None = None
+) -> MismatchReport:
+    """Score every token under the policy that the trainer holds, version `number`; the report feeds the gate.
+
+    `older` are the files with the scores of tokens that older versions sampled.
+    """
+    return trainer.score(segments, scores, number, older)
+
+
+@task(name="score stale tokens", cache_policy=NO_CACHE)
+def rescore_segments(trainer: Trainer, segments: Path, scores: Path, number: int) -> Path:
+    """Score the tokens of an older version under it; the trainer holds that version. Returns the scores' file."""
+    trainer.rescore(segments, scores, number)
+    return scores
+
+
+@task(name="diagnose mismatch", cache_policy=NO_CACHE)
+def diagnose_mismatch(
+    trainer: Trainer, segments: Path, scores: Path, policy: Path, number: int, versions: Mapping[str, Path | None]
+) -> Diagnosis:
+    """What a mismatch that is too large points to; for the gate's message."""
+    return trainer.diagnose(segments, scores, policy, number, versions)
 
 
 @task(name="freeze batch", cache_policy=NO_CACHE)

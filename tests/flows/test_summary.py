@@ -16,7 +16,7 @@ from data_contracts.gates import Gate, Verdict
 from data_contracts.records import Sampling, Trajectory, Turn
 from data_contracts.store import append_jsonl, write_json, write_trajectories
 from flows.closing import show_summary
-from flows.figures import moving
+from flows.figures import mismatch_along, moving
 from flows.recipe import Recipe
 from flows.report import write_report
 from flows.runs import begin
@@ -154,6 +154,14 @@ def test_moving_means_by_hand() -> None:
     assert moving([1.0, 2.0, 6.0, 4.0], window=2) == [1.0, 1.5, 4.0, 5.0]
 
 
+def test_the_mismatch_along_the_trajectory_is_the_mean_of_the_first_and_of_the_last_iterations() -> None:
+    rows = [{"mismatch.turn.10": 4.0, "mismatch.turn.2": 1.0 + i, "mismatch.turn.3": None} for i in range(7)]
+    first, last = mismatch_along(rows, "turn", "turn").axes[0].lines
+    assert (list(first.get_xdata()), list(first.get_ydata())) == ([2, 10], [3.0, 4.0])
+    assert list(last.get_ydata()) == [5.0, 4.0]
+    assert mismatch_along([], "turn", "turn").axes[0].lines[:] == []
+
+
 class Links(HTMLParser):
     """Addresses a page would load."""
 
@@ -171,7 +179,7 @@ def test_the_report_stands_alone_and_escapes_what_the_agent_wrote(run: RunFolder
     links.feed(page)
     assert [link for link in links.found if not link.startswith(("#", "data:"))] == []
     assert "@import" not in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 6
     assert "&lt;b&gt;&amp;" in page
     assert "<b>&" not in page
     assert re.search(r"25\.0%\s*→\s*75\.0%", page)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_contracts.records import Trajectory, Turn
-from tasks.metrics import _context
+from data_contracts.store import write_trajectories
+from tasks.curriculum.state import GroupSignal
+from tasks.metrics import _context, iteration_metrics
+from tasks.rollout.gate import mismatch_gate
+from tasks.training.reports import MismatchReport, TrainReport
 
 
 def turn(index: int, prompt: int, sampled: int, **changes: Any) -> Turn:
@@ -35,6 +40,37 @@ def test_context_metrics_count_tokens_once_and_broken_segments_once(
     shares = [found[f"context.share.{name}"] for name in ("prompt", "observed", "own", "policy")]
     assert shares == pytest.approx([0.75, 0.16, 0.04, 0.05])
     assert (found["context.segments"], found["context.summaries"], found["context.violations"]) == (1.5, 1, 1)
+
+
+def test_the_mismatch_is_told_by_position_by_turn_and_apart_from_staleness(
+    make_trajectory: Callable[..., Trajectory], tmp_path: Path
+) -> None:
+    write_trajectories(tmp_path / "t.parquet", [make_trajectory()])
+    stale = MismatchReport(tokens=3, mean_abs_diff=0.25)
+    report = MismatchReport(
+        tokens=9, mean_abs_diff=1e-7, max_abs_diff=1e-6, by_position=(1e-7, 4e-7), by_turn=(2e-7, None), staleness=stale
+    )
+    limits = {"mean_limit": 1e-3, "max_limit": 0.05}
+    gate = mismatch_gate(report.mean_abs_diff, report.max_abs_diff, n=9, figures=report.figures(), **limits)
+    trained = TrainReport(
+        loss=0, grad_norm=0, clip_fraction=0, extreme_tokens=0, entropy=0, tokens=9, base_kl=None, steps=1, skipped=0,
+        skipped_by_loss=0, idle_segments=0, mean_abs_diff=None, mean_weight=1, learning_rate=1, digest="d", seconds=0,
+        cpu_seconds=0,
+    )  # fmt: skip
+    signal = GroupSignal(groups=0, mixed=0, all_passed=0, all_failed=0)
+    found = iteration_metrics(tmp_path / "t.parquet", [gate], trained, signal, {"outcome": 1.0})
+    mismatch = {name: value for name, value in found.items() if name.startswith("mismatch.") and value is not None}
+    assert mismatch == {
+        "mismatch.tokens": 9,
+        "mismatch.mean_abs_diff": 1e-7,
+        "mismatch.max_abs_diff": 1e-6,
+        "mismatch.growth": pytest.approx(4.0),
+        "mismatch.position.1": 1e-7,
+        "mismatch.position.2": 4e-7,
+        "mismatch.turn.0": 2e-7,
+        "mismatch.stale.tokens": 3,
+        "mismatch.stale.mean_abs_diff": 0.25,
+    }
 
 
 def test_no_turns_have_no_shares() -> None:

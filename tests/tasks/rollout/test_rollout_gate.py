@@ -94,6 +94,22 @@ def test_mismatch(mean: float | None, largest: float | None, n: int, verdict: Ve
     assert gate.model_validate_json(gate.model_dump_json()) == gate
 
 
+def test_the_cause_of_a_mismatch_is_looked_for_on_fail_alone() -> None:
+    asked: list[int] = []
+
+    def explain() -> tuple[str, str]:
+        asked.append(1)
+        return "temperature", "the tokens were sampled at 0.8"
+
+    limits = {"n": 10, "mean_limit": 1e-3, "max_limit": 0.05, "figures": {"turn.0": 0.25}, "explain": explain}
+    assert mismatch_gate(1e-4, 0.01, **limits).evidence["turn.0"] == 0.25
+    assert mismatch_gate(math.nan, 0.01, **limits).verdict is Verdict.INCONCLUSIVE
+    assert asked == []
+    gate = mismatch_gate(2e-3, 0.01, **limits)
+    assert (asked, gate.evidence["cause"]) == ([1], "temperature")
+    assert gate.reason.endswith("; this points to temperature: the tokens were sampled at 0.8")
+
+
 def test_top_p_below_one_is_refused_with_what_to_write_instead() -> None:
     with pytest.raises(ValidationError, match=r"write rollout\.top_p = 1\.0 and lower rollout\.temperature"):
         RolloutConfig(top_p=0.9)

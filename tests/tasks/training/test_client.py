@@ -18,7 +18,9 @@ from models.fingerprint import digest_folder, probe_logprobs
 from models.policy import Base, merged_model
 from tasks.training.client import Trainer, TrainerDied
 from tasks.training.config import TrainingConfig
+from tasks.training.packing import sampled_positions
 from tasks.training.reports import TrainingDiverged
+from tasks.training.scores import Score, write_scores
 
 CONFIG = TrainingConfig(learning_rate=1e-2, warmup_steps=0, minibatches=2, micro_batch_tokens=200, threads=1)
 
@@ -174,7 +176,7 @@ def test_non_finite_steps_are_skipped_then_stop_the_run(
     write_segments(tmp_path / "bad.parquet", broken)
     trainer.load(policy_zero)
     first = trainer.train(tmp_path / "bad.parquet", None, tmp_path / "policy-00001", tmp_path / "c", 0)
-    assert (first.steps, first.skipped) == (0, 2)
+    assert (first.steps, first.skipped, first.skipped_by_loss) == (0, 2, 2)
     assert _distance(policy_zero, tmp_path / "policy-00001") == 0
     good = trainer.train(tmp_path / "good.parquet", None, tmp_path / "policy-00002", tmp_path / "c", 1)
     assert (good.steps, good.skipped) == (2, 0)
@@ -185,6 +187,90 @@ def test_non_finite_steps_are_skipped_then_stop_the_run(
     with pytest.raises(TrainingDiverged, match="3 optimizer steps in a row"):
         trainer.train(tmp_path / "bad.parquet", None, tmp_path / "policy-00005", tmp_path / "c", 3)
     assert not (tmp_path / "policy-00005").exists()
+
+
+def test_a_gradient_alone_that_is_not_finite_is_told_from_a_loss(
+    trainer: Trainer, policy_zero: Path, sample_segments, tmp_path: Path
+) -> None:
+    # the loss still fits into float32, the gradient's way back through the layers does not
+    huge = [_with_scale(s, 3e37) for s in sample_segments(4)]
+    write_segments(tmp_path / "huge.parquet", huge)
+    trainer.load(policy_zero)
+    done = trainer.train(tmp_path / "huge.parquet", None, tmp_path / "policy-00001", tmp_path / "c", 0)
+    assert (done.steps, done.skipped, done.skipped_by_loss) == (0, 2, 0)
+    assert _distance(policy_zero, tmp_path / "policy-00001") == 0
+    assert "optimizer step skipped: its gradient was not finite; first segment r00" in trainer.log_path.read_text()
+
+
+def test_one_broken_old_logprob_costs_its_own_token_and_is_counted(
+    trainer: Trainer, policy_zero: Path, sample_segments, tmp_path: Path
+) -> None:
+    segments = sample_segments(4)
+    write_segments(tmp_path / "b.parquet", segments)
+    trainer.load(policy_zero)
+    trainer.score(tmp_path / "b.parquet", tmp_path / "scores.parquet")
+    rows = pq.read_table(tmp_path / "scores.parquet").to_pylist()
+    rows[0]["logprobs"][segments[0].loss_mask.index(1)] = -1000.0
+    broken = [Score(*([row[name][t] for t in sampled_positions(s)] for name in ("logprobs", "entropy")))
+              for row, s in zip(rows, segments, strict=True)]  # fmt: skip
+    write_scores(tmp_path / "broken.parquet", segments, broken)
+    done = trainer.train(
+        tmp_path / "b.parquet", tmp_path / "broken.parquet", tmp_path / "policy-00001", tmp_path / "c", 0
+    )
+    assert (done.steps, done.skipped, done.extreme_tokens) == (2, 0, 1)
+    assert 0 < done.grad_norm < 10
+    assert 0 < _distance(policy_zero, tmp_path / "policy-00001") < 0.1
+
+
+def test_an_empty_batch_and_a_segment_beyond_the_window_are_refused_and_the_worker_lives_on(
+    trainer: Trainer, base: Base, policy_zero: Path, sample_segments, tmp_path: Path
+) -> None:
+    segments = sample_segments(2)
+    longer = segments[1].model_copy(
+        update={
+            "token_ids": [1] * 400, "loss_mask": [0] * 399 + [1], "rollout_logprobs": [0.0] * 399 + [-1.0],
+            "turn_index": [0] * 400, "advantages": [0.0] * 399 + [1.0],
+        }
+    )  # fmt: skip
+    write_segments(tmp_path / "empty.parquet", [])
+    write_segments(tmp_path / "long.parquet", [segments[0], longer])
+    trainer.load(policy_zero)
+    with pytest.raises(UserError, match="no sampled token: there is nothing to train on"):
+        trainer.train(tmp_path / "empty.parquet", None, tmp_path / "p", tmp_path / "c", 0)
+    assert base.window == 256
+    for command in (
+        lambda path: trainer.score(path),
+        lambda path: trainer.train(path, None, tmp_path / "p", tmp_path / "c", 0),
+    ):
+        with pytest.raises(UserError, match=r"segment r001/0 needs 399 tokens of context, the model has 256: lower"):
+            command(tmp_path / "long.parquet")
+    assert not (tmp_path / "p").exists()
+    write_segments(tmp_path / "good.parquet", segments)
+    assert trainer.score(tmp_path / "good.parquet").tokens == sum(sum(s.loss_mask) for s in segments)
+
+
+def test_stale_tokens_are_scored_under_the_version_that_sampled_them(
+    trainer: Trainer, policy_zero: Path, policy_moved: Path, sample_segments, tmp_path: Path
+) -> None:
+    segments = sample_segments(4)
+    # the base, which version 0 is, sampled the first two; the third's tokens are said to be version 1's, and are not
+    numbers = [0, 0, 1, None]
+    given = [
+        s if n is None else s.model_copy(update={"policy_numbers": [n if m else -1 for m in s.loss_mask]})
+        for s, n in zip(segments, numbers, strict=True)
+    ]
+    write_segments(tmp_path / "s.parquet", given[:3])
+    trainer.load(policy_zero)
+    trainer.rescore(tmp_path / "s.parquet", tmp_path / "older.parquet", 0)
+    assert len(pq.read_table(tmp_path / "older.parquet")) == 2
+    trainer.load(policy_moved)
+    blind = trainer.score(tmp_path / "s.parquet", None, 1)
+    report = trainer.score(tmp_path / "s.parquet", None, 1, {0: tmp_path / "older.parquet"})
+    stale = sum(sum(s.loss_mask) for s in given[:2])
+    own = sum(given[2].loss_mask)
+    assert (blind.tokens, report.tokens, report.staleness.tokens) == (own, own + stale, stale)
+    assert report.mean_abs_diff == pytest.approx(blind.mean_abs_diff * own / (own + stale), abs=1e-5)
+    assert report.staleness.mean_abs_diff > 0.1
 
 
 def test_a_batch_without_signal_changes_nothing(

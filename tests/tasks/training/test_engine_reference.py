@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from data_contracts.records import Segment
+from data_contracts.records import Segment, policy_name
 from models.policy import Base, trainable_policy
 from tasks.rollout.engine import Completion, SampleRequest
 from tasks.rollout.segments import SegmentWriter
 from tasks.rollout.slot_engine import SlotEngine
-from tasks.training import distributed
+from tasks.training import distributed, learner
 from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
-from tasks.training.learner import Batch, Tally, score, train
+from tasks.training.learner import Batch, Tally, base_scores, score, train, train_iteration
+from tasks.training.reports import TrainReport
 from tasks.training.scores import Score, mismatch
 
 CONFIG = TrainingConfig(
@@ -102,6 +104,65 @@ def test_idle_segments_cost_nothing_and_stay_in_the_denominator(base: Base, poli
     assert tallies[0].loss == pytest.approx(losses[0], abs=1e-6)
 
 
+@pytest.mark.parametrize("objective", ["clip", "gspo", "dppo"])
+def test_objectives_and_kl_to_the_base_equal_plain_pytorch_whatever_the_micro_batches(
+    base: Base, policy_moved: Path, sample_segments, objective: str
+) -> None:
+    segments = sample_segments(6)
+    segments[2] = segments[2].model_copy(update={"advantages": [0.0] * len(segments[2].token_ids)})
+    config = CONFIG.model_copy(update={"objective": objective, "kl_coefficient": 0.1, "ratio_penalty": 0.05})
+    states, losses = [], []
+    for limit in (100_000, 70):
+        engine = TrainingEngine(base, policy_moved, config.model_copy(update={"micro_batch_tokens": limit}))
+        scores, under_base = score(engine, segments), base_scores(engine, segments)
+        batch = Batch(segments, scores, _ones(segments), under_base)
+        tallies = [train(engine, batch, step) for step in range(2)]
+        states.append(engine.state())
+        losses.append([tally.loss for tally in tallies])
+        engine.close()
+    at = [[t for t, m in enumerate(s.loss_mask) if m] for s in segments]
+    for one, segment, positions in zip(under_base, segments, at, strict=True):
+        assert one.logprobs == pytest.approx([segment.rollout_logprobs[t] for t in positions], abs=1e-5)
+    state, expected = _with_kl(base, policy_moved, segments, scores, under_base, objective)
+    assert losses[0] == pytest.approx(expected, abs=1e-5)
+    assert losses[1] == pytest.approx(expected, abs=1e-5)
+    assert _difference(states[0], state) < 1e-5
+    assert _difference(states[1], states[0]) < 1e-5
+
+
+def _with_kl(base: Base, adapter: Path, segments, scores, under_base, objective: str):
+    """Two steps in plain PyTorch, a segment at a time, each objective spelled out."""
+    policy = trainable_policy(base, adapter)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
+    tokens, losses = sum(sum(segment.loss_mask) for segment in segments), []
+    for _ in range(2):
+        loss = torch.zeros((), dtype=torch.float64)
+        for segment, one, under in zip(segments, scores, under_base, strict=True):
+            logits = policy(input_ids=torch.tensor([segment.token_ids])).logits[0].double().log_softmax(-1)
+            at = [t for t, m in enumerate(segment.loss_mask) if m]
+            new = torch.stack([logits[t - 1, segment.token_ids[t]] for t in at])
+            old, away = torch.tensor(one.logprobs), torch.tensor(under.logprobs)
+            advantage = segment.advantages[at[0]]
+            log_ratio = new - old.double()
+            ratio = log_ratio.exp()
+            if objective == "gspo":
+                ratio = log_ratio.mean().exp().expand_as(ratio)
+            gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            if objective == "dppo":
+                moved = new.exp() - old.double().exp()
+                free = (moved <= 0.28) if advantage > 0 else (moved >= -0.2)
+                gain = free * ratio * advantage - 0.05 * log_ratio**2
+            kl = (away - new).exp() - (away - new) - 1
+            loss = loss + (0.1 * kl - gain).sum() / tokens
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        losses.append(loss.item())
+        optimizer.step()
+    return _trained(policy), losses
+
+
 def test_importance_weights_reach_the_gradient(base: Base, policy_zero: Path, sample_segments) -> None:
     segments = sample_segments(3)
     config = CONFIG.model_copy(update={"grad_clip": 1e9})
@@ -147,6 +208,58 @@ def test_ratios_of_what_the_engine_sampled_are_one_under_its_temperature_alone(
     assert reports[0].tokens == 3 * sum(range(4, 9))
     assert reports[0].max_abs_diff < 1e-4
     assert reports[1].max_abs_diff > 0.05
+
+
+def test_a_resume_at_the_boundary_of_epochs_or_within_one_trains_the_same_samples(
+    base: Base, policy_zero: Path, sample_segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CONFIG.model_copy(update={"epochs": 2, "minibatches": 2})
+    batches = [sample_segments(6, seed=seed) for seed in range(2)]
+    trained: list[list[str]] = []
+    deal = learner.minibatches
+
+    def noted(segments: list[Segment], count: int, **key: int) -> list[list[int]]:
+        parts = deal(segments, count, **key)
+        trained.append([f"{key['iteration']}/{key['epoch']}/{segments[i].trajectory_id}" for p in parts for i in p])
+        return parts
+
+    class Killed(BaseException):
+        pass
+
+    def iteration(folder: Path, number: int, *, steps_before_kill: int | None = None) -> TrainReport:
+        start = folder / policy_name(number) if number else policy_zero
+        engine = TrainingEngine(base, start, config)
+        if number:
+            engine.load_checkpoint(start, folder / f"c{number}")
+        left, step = iter(range(steps_before_kill or 99)), engine.step
+
+        def dying(rate: float) -> float | None:
+            if next(left, None) is None:
+                raise Killed
+            return step(rate)
+
+        monkeypatch.setattr(engine, "step", dying)
+        try:
+            return train_iteration(
+                engine, batches[number], score(engine, batches[number]), step=number,
+                out_policy_dir=folder / policy_name(number + 1), checkpoint_dir=folder / f"c{number + 1}",
+            )  # fmt: skip
+        finally:
+            engine.close()
+
+    monkeypatch.setattr(learner, "minibatches", noted)
+    whole = [iteration(tmp_path / "whole", number) for number in range(2)]
+    ids, trained[:] = list(trained), []
+    iteration(tmp_path / "broken", 0)
+    with pytest.raises(Killed):
+        iteration(tmp_path / "broken", 1, steps_before_kill=3)  # in the middle of the second epoch
+    assert len(trained) == 4
+    again = iteration(tmp_path / "broken", 1)
+    assert [report.steps for report in whole] == [4, 4]
+    assert again.steps == 4, "a resume at an epoch boundary must not end with nothing done"
+    assert [*trained[:2], *trained[4:]] == ids
+    assert len(set(itertools.chain(*ids))) == 2 * 2 * 6
+    assert again.digest == whole[1].digest
 
 
 def test_the_learning_rate_warms_up_over_iterations() -> None:

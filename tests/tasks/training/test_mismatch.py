@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor
 
 from data_contracts.records import Segment
 from tasks.training.mismatch import importance_weights, mismatch_report
-from tasks.training.reports import MismatchReport, pooled
-from tasks.training.scores import Score, mismatch
+from tasks.training.reports import PARTS, TURNS
+from tasks.training.scores import Score, mismatch, of_version, write_scores
 
 INF, NAN = math.inf, math.nan
 
@@ -149,12 +150,50 @@ def test_tokens_of_another_version_are_stale_and_no_mismatch() -> None:
     assert mismatch([carried, whole], scores).tokens == 4
 
 
-def test_reports_of_several_versions_pool_into_that_of_all_their_tokens() -> None:
-    first, second = _diff(0.1, -0.2), _diff(0.5)
-    whole = mismatch_report(*_diff(0.1, -0.2, 0.5))
-    both = pooled([mismatch_report(*first), MismatchReport(tokens=0), mismatch_report(*second)])
-    names = ("tokens", "mean_abs_diff", "max_abs_diff", "mult_prob_error", "kl_rollout_train", "kl_train_rollout")
-    for name in names:
-        assert getattr(both, name) == pytest.approx(getattr(whole, name)), name
-    assert pooled([mismatch_report(*first)]) == mismatch_report(*first)
-    assert pooled([]).mean_abs_diff is None
+def test_staleness_is_measured_apart_from_the_numerical_mismatch(tmp_path: Path) -> None:
+    carried, whole = _segment([-1.0, -1.0, -2.0], [-1, 6, 6, 7]), _segment([-3.0], [-1, 7])
+    segments = [carried, whole.model_copy(update={"trajectory_id": "s"})]
+    assert of_version(segments, 6) == segments[:1]
+    path = tmp_path / "scores-policy-00006.parquet"
+    write_scores(path, segments[:1], [Score([-1.25, -1.0, -7.0], [0.0] * 3)])
+    current = [Score([-2.25, -0.5, -2.0], [0.0] * 3), Score([-3.5], [0.0])]
+    report = mismatch(segments, current, 7, {6: path})
+    # under its own version each token is off by .25, 0 | 0 and .5; the policy has moved by 1 and .5 since
+    assert (report.tokens, report.mean_abs_diff) == (4, pytest.approx(0.75 / 4))
+    assert report.max_abs_diff == 0.5
+    assert (report.staleness.tokens, report.staleness.mean_abs_diff) == (2, pytest.approx(0.75))
+    assert report.staleness.max_abs_diff == 1.0
+    assert mismatch(segments[1:], current[1:], 7).staleness is None
+    figures = report.figures()
+    assert (figures["stale.mean_abs_diff"], figures["stale.tokens"]) == (pytest.approx(0.75), 2)
+    assert "stale.turn.0" not in figures
+
+
+def test_the_report_by_turn_holds_every_token_once_and_shows_growth() -> None:
+    d = [0.1, 0.1, 0.2, 0.4, 0.6, 0.8]
+    turns = torch.tensor([[0, 0, 1, 1, 3, 40]])
+    report = mismatch_report(*_diff(*d), turns)
+    assert report.by_turn[:4] == pytest.approx((0.1, 0.3, None, 0.6))
+    assert len(report.by_turn) == TURNS
+    assert report.by_turn[-1] == pytest.approx(0.8)
+    assert report.by_turn[4:-1] == (None,) * (TURNS - 5)
+    assert report.growth is None, "no token fell into the last part"
+    rising = mismatch_report(*_diff(*[0.01 * (t + 1) for t in range(2 * PARTS)]), torch.zeros(1, 2 * PARTS).long())
+    assert rising.growth == pytest.approx(0.155 / 0.015)
+    assert rising.figures()["position.8"] == pytest.approx(0.155)
+
+
+@pytest.mark.parametrize("method", ["tis", "icepop", "sequence_mask"])
+@pytest.mark.parametrize("size", [1000.0, -1000.0, INF])
+def test_one_extreme_token_weighs_nothing_and_decides_about_no_other(method, size: float) -> None:
+    d = [0.1, -0.2, size, 0.3]
+    clean = importance_weights(*_diff(0.1, -0.2, 0.3), method=method, low=0.5, high=2.0)
+    weights = importance_weights(*_diff(*d), method=method, low=0.5, high=2.0)
+    assert weights[0, 2] == 0
+    assert torch.equal(weights[0, [0, 1, 3]], clean[0])
+
+
+def test_figures_that_are_not_finite_are_told_as_none() -> None:
+    report = mismatch_report(*_diff(0.0, 1000.0))
+    figures = report.figures()
+    assert (figures["max_abs_diff"], figures["mult_prob_error"], figures["kl_rollout_train"]) == (1000.0, None, None)

@@ -19,6 +19,11 @@ def test_unknown_keys_and_crossed_bounds_are_refused_with_the_remedy() -> None:
         TrainingConfig(learning_rate=float("nan"))
 
 
+def test_a_penalty_to_the_base_needs_a_base_beside_the_policy() -> None:
+    with pytest.raises(ValueError, match=r"weights = 'adapter', or kl_coefficient = 0"):
+        TrainingConfig(weights="full", kl_coefficient=0.1)
+
+
 def test_every_field_is_documented_and_survives_json() -> None:
     assert all(field.description for field in TrainingConfig.model_fields.values())
     config = TrainingConfig(lora_targets=("q_proj", "v_proj"), mismatch="icepop", mismatch_low=0.5)

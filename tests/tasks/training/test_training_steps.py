@@ -28,7 +28,7 @@ from tasks.training.client import Trainer
 from tasks.training.config import TrainingConfig
 from tasks.training.packing import sampled_positions
 from tasks.training.scores import read_scores
-from tasks.training.steps import freeze_batch, score_segments
+from tasks.training.steps import diagnose_mismatch, freeze_batch, score_segments
 
 STARTER = Path(__file__).parents[3] / "models" / "starter"
 VERSION = "policy-00001"
@@ -49,7 +49,14 @@ class Stage:
         write_segments(folder / "segments.parquet", segments)
         report = score_segments.fn(self.trainer, folder / "segments.parquet", folder / "scores.parquet", 1)
         config, digests = RolloutConfig(), {self.policy.name: digest_folder(self.policy)}
-        return report, gate_rollouts.fn(self.out.rollouts, self.kept, digests, report, folder / "gates.json", config)
+
+        def explain() -> tuple[str, str]:
+            paths = (folder / "segments.parquet", folder / "scores.parquet", self.policy)
+            found = diagnose_mismatch.fn(self.trainer, *paths, 1, {"the base": None})
+            return found.cause, found.sentence
+
+        out = folder / "gates.json"
+        return report, gate_rollouts.fn(self.out.rollouts, self.kept, digests, report, out, config, explain)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +142,10 @@ def test_logprobs_shifted_by_one_position_fail_the_gate(
         "rollout policy digest": PASS,
         "rollout mismatch": FAIL,
     }
+    side = "after" if shift is earlier else "before"
+    assert f"this points to position: each token that is off has the log-probability of the one {side} it" in (
+        gates[-1].reason
+    )
 
 
 def batch_of(name: str, **changes: Any) -> Segment:
