@@ -62,7 +62,7 @@ class PolicyScorer(nn.Module):
 
     def as_base(self) -> AbstractContextManager[None]:
         """Within the context the adapter is switched off. Not for whole weights, which have none."""
-        return without_adapter(self.policy)  # type: ignore[arg-type]
+        return without_adapter(self.policy)
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters in training, by their names in the policy."""
