@@ -83,6 +83,11 @@ class TrainingConfig(Config):
         default=29500, ge=1, lt=65536, description="where the ranks of the hostfile's machines meet"
     )
 
+    batch_invariant: bool = Field(
+        default=False,
+        description="compute each segment alone: its log-probabilities are bit-equal whatever the batch; slower",
+    )
+
     @model_validator(mode="after")
     def _machines_are_named(self) -> Self:
         if self.nodes > 1 and self.hostfile is None:

@@ -267,4 +267,6 @@ def _pack(engine: TrainingEngine, segments: Sequence[Segment], members: Sequence
 
 
 def _groups(engine: TrainingEngine, lengths: Sequence[int]) -> list[list[int]]:
+    if engine.config.batch_invariant:
+        return [[index] for index in range(len(lengths))]
     return micro_batches(lengths, engine.config.micro_batch_tokens, packed=engine.config.packed)
