@@ -29,7 +29,12 @@ def compile_for(capability: int, name: str) -> tuple[int, int]:
     names = kernel.arg_names
     types = {n: "constexpr" if n in CONSTANTS else "i32" if n in INTEGERS else POINTERS.get(n, "*fp32") for n in names}
     constants = {n: value for n, value in CONSTANTS.items() if n in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if types[n].startswith("*")}
+    round_numbers = {"width", "hs0", "ws0", "as0", "bs0", "os0"}  # as a real model has: the deepest pipelines
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(names)
+        if types[n].startswith("*") or (n in round_numbers and types[n] == "i32")
+    }
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
     options = {"num_warps": WIDE.warps, "num_stages": WIDE.stages}
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
