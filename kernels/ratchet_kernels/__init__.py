@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ratchet_kernels.logprobs import TokenLogprobs, token_logprobs
+from ratchet_kernels.logprobs import token_logprobs
 from ratchet_kernels.lora import lora_linear
+from ratchet_kernels.types import TokenLogprobs
 
 __all__ = ["TokenLogprobs", "lora_linear", "token_logprobs"]

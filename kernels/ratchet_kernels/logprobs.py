@@ -1,29 +1,26 @@
 """Log-probability and entropy of chosen tokens, without the N x V logits ever being whole in memory.
 
-hidden[N,H], lm_head[V,H], targets[N] -> chunks of rows -> logprobs[N], entropy[N]
+hidden[N,H], lm_head[V,H], targets[N] -> rows with a target -> a path's tiles -> logprobs[N], entropy[N]
 
-The forward keeps one number a row (the log-sum-exp) and the entropy; the backward computes the chunk's logits again.
+The forward keeps the log-sum-exp (in two parts) and the entropy of a row; the backward computes the logits again.
 With z = h W^T / T, p = softmax(z), L = log p[target] and S = -sum p log p:
     dL/dz = onehot(target) - p          dS/dz = -p (log p + S)
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, cast
+import importlib.util
+import os
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ratchet_kernels import torch_path
+from ratchet_kernels.types import Path, Rows, Statistics, TokenLogprobs, Upstream
 
 Backend = Literal["auto", "torch", "triton"]
-_CHUNK_ELEMENTS = 1 << 24
-_MINIMUM_ROWS = 16
-
-
-class TokenLogprobs(NamedTuple):
-    """float32, one a target, both differentiable in `hidden` and `lm_head`; nats."""
-
-    logprobs: Tensor
-    entropy: Tensor
 
 
 def token_logprobs(
@@ -33,92 +30,88 @@ def token_logprobs(
     *,
     temperature: float | Tensor = 1.0,
     backend: Backend = "auto",
+    ignore_index: int = -100,
 ) -> TokenLogprobs:
     """Return log softmax(hidden lm_head^T / temperature) at `targets`, and the entropy of that distribution.
 
     Shapes: hidden[N,H], lm_head[V,H], targets[N] (integers), temperature a positive number or [N]. N may be 0.
-    Accumulates in float32 whatever the inputs' type. Errors: IndexError for a target outside 0..V-1,
-    ValueError for shapes that do not fit, a temperature that is not positive, or an unknown backend.
+    Rows whose target is `ignore_index` are left out before the head: both outputs 0, no gradient. A head that needs no
+    gradient costs none. Everything is accumulated in float32, in a fixed order: bit-equal from run to run on the same
+    machine and threads, and a row's outputs and gradient are bit-equal whatever other rows come with it.
+    `auto` is triton on a GPU that has it, else torch. A logit of -inf is a token of probability 0.
+    Errors: IndexError for another target outside 0..V-1; ValueError for shapes that do not fit, a temperature that is
+    not positive, or a backend that is unknown or cannot run here.
     """
-    _check_backend(backend)
+    path = _path(backend, hidden)
     _check_shapes(hidden, lm_head, targets)
-    _check_targets(targets, lm_head.shape[0])
+    kept = (targets != ignore_index).nonzero()[:, 0]
+    _check_targets(targets[kept], lm_head.shape[0], ignore_index)
     inverse = _inverse_temperature(temperature, hidden)
-    logprobs, entropy = cast("tuple[Tensor, Tensor]", _Chunked.apply(hidden, lm_head, targets.long(), inverse))
-    return TokenLogprobs(logprobs, entropy)
+    outputs = _TokenLogprobs.apply(hidden, lm_head, targets[kept].long(), inverse[kept], kept, path)
+    return TokenLogprobs(*cast("tuple[Tensor, Tensor]", outputs))
 
 
-def chunk_rows(vocabulary: int) -> int:
-    """Return how many rows are worked on at once: as many as fit in 64 MiB of float32 logits, at least 16."""
-    return max(_MINIMUM_ROWS, _CHUNK_ELEMENTS // max(1, vocabulary))
-
-
-class _Chunked(torch.autograd.Function):
-    """Rows in chunks; saves the inputs and two numbers a row."""
+class _TokenLogprobs(torch.autograd.Function):
+    """Saves the inputs and four numbers a row."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, lm_head: Tensor, targets: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-        count = hidden.shape[0]
-        logprobs, entropy, normaliser = torch.empty(3, count, device=hidden.device).unbind(0)
-        rows = chunk_rows(lm_head.shape[0])
-        for part in _slices(count, rows):
-            logits = _scaled_logits(hidden[part], lm_head, inverse[part])
-            chosen = logits.gather(1, targets[part, None])[:, 0]
-            top = logits.amax(dim=1, keepdim=True)
-            logits -= top
-            chosen = chosen - top[:, 0]
-            weights = logits.exp()
-            total = weights.sum(dim=1)
-            log_total = total.log()
-            logprobs[part] = chosen - log_total
-            # S = log sum exp(z) - sum p z; a logit of -inf has p = 0 and adds nothing
-            entropy[part] = log_total - weights.mul_(logits.clamp_(min=-1e30)).sum(dim=1) / total
-            normaliser[part] = log_total + top[:, 0]
-        ctx.save_for_backward(hidden, lm_head, targets, inverse, normaliser, entropy)
+    def forward(
+        ctx: Any, hidden: Tensor, lm_head: Tensor, targets: Tensor, inverse: Tensor, kept: Tensor, path: Path
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.path = path
+        statistics = path.forward(Rows(_take(hidden, kept), targets, inverse), lm_head)
+        ctx.save_for_backward(hidden, lm_head, targets, inverse, kept, *statistics)
+        logprobs, entropy = (_spread(values, kept, len(hidden)) for values in statistics[:2])
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden, lm_head, targets, inverse, normaliser, entropy = ctx.saved_tensors
-        grad_logprobs, grad_entropy = grads
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_head = torch.zeros(lm_head.shape, device=lm_head.device) if ctx.needs_input_grad[1] else None
-        for part in _slices(hidden.shape[0], chunk_rows(lm_head.shape[0])):
-            logits = _scaled_logits(hidden[part], lm_head, inverse[part])
-            grad = _grad_logits(
-                logits - normaliser[part, None], targets[part], entropy[part], grad_logprobs[part], grad_entropy[part]
-            )
-            grad *= inverse[part, None]
-            if grad_hidden is not None:
-                grad_hidden[part] = _matmul(grad, lm_head)
-            if grad_head is not None:
-                grad_head += grad.T @ hidden[part].float()
-        return grad_hidden, None if grad_head is None else grad_head.to(lm_head.dtype), None, None
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        hidden, lm_head, targets, inverse, kept, *statistics = ctx.saved_tensors
+        upstream = Upstream(*(None if grad is None else grad.float()[kept] for grad in grads))
+        grad_hidden, grad_head = ctx.path.backward(
+            Rows(_take(hidden, kept), targets, inverse),
+            lm_head,
+            Statistics(*statistics),
+            upstream,
+            need_hidden=ctx.needs_input_grad[0],
+            need_head=ctx.needs_input_grad[1],
+        )
+        if grad_hidden is not None:
+            grad_hidden = _spread(grad_hidden.to(hidden.dtype), kept, len(hidden))
+        return grad_hidden, grad_head, None, None, None, None
 
 
-def _grad_logits(
-    logprobs: Tensor, targets: Tensor, entropy: Tensor, grad_logprobs: Tensor, grad_entropy: Tensor
-) -> Tensor:
-    """Return the gradient by the scaled logits [n,V], given log p [n,V]; see the module's formulas."""
-    probabilities = logprobs.exp()
-    # (log p + S) first, its -inf (p = 0) made finite so that 0 * inf gives no NaN
-    factor = logprobs.clamp_(min=-1e30).add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
-    grad = probabilities.mul_(factor).neg_()
-    grad[torch.arange(len(targets), device=grad.device), targets] += grad_logprobs
-    return grad
+def _take(values: Tensor, kept: Tensor) -> Tensor:
+    return values if len(kept) == len(values) else values.index_select(0, kept)
 
 
-def _scaled_logits(hidden: Tensor, lm_head: Tensor, inverse: Tensor) -> Tensor:
-    return _matmul(hidden, lm_head.T).mul_(inverse[:, None])
+def _spread(values: Tensor, kept: Tensor, count: int) -> Tensor:
+    """Return values[M,...] at the rows `kept` of [count,...], 0 elsewhere."""
+    if len(kept) == count:
+        return values
+    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, kept, values)
 
 
-def _matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply with float32 accumulation and a float32 result."""
-    return left.float() @ right.float()
+def _path(backend: str, hidden: Tensor) -> Path:
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f"backend={backend!r} is unknown: write 'auto', 'torch' or 'triton'")
+    if backend == "torch" or (backend == "auto" and not hidden.is_cuda):
+        return torch_path
+    installed = importlib.util.find_spec("triton") is not None
+    if backend == "auto" and not installed:
+        return torch_path
+    if not installed:
+        raise ValueError("backend='triton' needs the package triton: install it, or write backend='torch'")
+    if not hidden.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            f"backend='triton' cannot run on {hidden.device}: write backend='torch', or set TRITON_INTERPRET=1 in the "
+            "environment of the process to run triton's interpreter"
+        )
+    from ratchet_kernels import triton_path  # triton is not on every machine
 
-
-def _slices(count: int, rows: int) -> list[slice]:
-    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+    return triton_path
 
 
 def _inverse_temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor:
@@ -133,13 +126,6 @@ def _inverse_temperature(temperature: float | Tensor, hidden: Tensor) -> Tensor:
     return values.reciprocal()
 
 
-def _check_backend(backend: str) -> None:
-    if backend == "triton":
-        raise ValueError("backend='triton': only the torch path exists in this version; write 'auto' or 'torch'")
-    if backend not in ("auto", "torch"):
-        raise ValueError(f"backend={backend!r} is unknown: write 'auto' or 'torch'")
-
-
 def _check_shapes(hidden: Tensor, lm_head: Tensor, targets: Tensor) -> None:
     fits = hidden.ndim == 2 and lm_head.ndim == 2 and targets.ndim == 1
     if not fits or hidden.shape[1] != lm_head.shape[1] or hidden.shape[0] != targets.shape[0]:
@@ -147,9 +133,11 @@ def _check_shapes(hidden: Tensor, lm_head: Tensor, targets: Tensor) -> None:
         raise ValueError(f"hidden[N,H], lm_head[V,H], targets[N] do not fit together: {shapes}")
 
 
-def _check_targets(targets: Tensor, vocabulary: int) -> None:
+def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
     if targets.numel() == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(targets))
     if low < 0 or high >= vocabulary:
-        raise IndexError(f"targets run from {low} to {high}, the head has rows 0 to {vocabulary - 1}")
+        raise IndexError(
+            f"targets run from {low} to {high}, the head has rows 0 to {vocabulary - 1} (a row to skip: {ignore_index})"
+        )
