@@ -8,9 +8,10 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import progress
+from flows.branching import branch_values
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
-from tasks.credit.steps import assign_credit
+from tasks.credit.steps import NO_VALUES, assign_credit
 from tasks.reward.steps import fit_reward_model, verify_rollouts
 from tasks.workbench import Bench
 
@@ -30,7 +31,8 @@ def judge(bench: Bench, recipe: Recipe, iteration: int) -> None:
             verify_rollouts(here.rollouts, here.trajectories, bench.run.train, bench.verifier_pool, recipe.reward)
     if not here.batch.exists():
         with clock(bench.run, "credit", iteration):
-            assign_credit(here.trajectories, here.segments, here.batch, recipe.credit, recipe.reward.weights)
+            known = branch_values(bench, recipe, iteration) if recipe.credit.method == "branch" else NO_VALUES
+            assign_credit(here.trajectories, here.segments, here.batch, recipe.credit, recipe.reward.weights, known)
 
 
 @flow(name="reward model", flow_run_name="reward model")

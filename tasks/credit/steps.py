@@ -1,22 +1,62 @@
-"""The credit stage as a Prefect task."""
+"""The credit stage as Prefect tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.store import read_segments, read_trajectories, write_segments
+from data_contracts.store import read_segments, read_trajectories, write_json, write_segments
 from tasks.credit.assign import CreditReport, assign, credit_report
-from tasks.credit.config import CreditConfig
+from tasks.credit.branch import BranchPlan, branch_report, plan_branches
+from tasks.credit.config import BranchConfig, CreditConfig
+from tasks.credit.decisions import choose_decisions, turn_entropies
+from tasks.credit.values import Values
+from tasks.paths import Branches, Iteration
+from tasks.rollout.agent import Job
+from tasks.rollout.scheduler import StartAgent
+from tasks.training.scores import read_scores
+
+
+class Known(NamedTuple):
+    """The values that credit has: None where there are none, and why."""
+
+    values: Values | None
+    why: str = ""
+
+
+NO_VALUES = Known(None)
 
 
 @task(name="credit", cache_policy=NO_CACHE)
 def assign_credit(
-    trajectories: Path, segments: Path, batch: Path, config: CreditConfig, weights: dict[str, float]
+    trajectories: Path,
+    segments: Path,
+    batch: Path,
+    config: CreditConfig,
+    weights: dict[str, float],
+    known: Known = NO_VALUES,
 ) -> CreditReport:
     """Write the segments of verified trajectories with their advantages to `batch`."""
     rollouts = read_trajectories(trajectories)
-    write_segments(batch, assign(rollouts, read_segments(segments), config, weights=weights))
-    return credit_report(rollouts, config, weights=weights)
+    write_segments(batch, assign(rollouts, read_segments(segments), config, weights=weights, values=known.values))
+    return credit_report(rollouts, config, weights=weights, values=known.values, note=known.why)
+
+
+@task(name="choose decisions", cache_policy=NO_CACHE)
+def choose_branches(here: Iteration, jobs: Mapping[str, Job], start: StartAgent, config: BranchConfig) -> BranchPlan:
+    """The decisions of a scored and verified iteration to sample again, and the sessions for that."""
+    rollouts, segments = read_trajectories(here.trajectories), read_segments(here.segments)
+    scores = read_scores(here.scores, segments)
+    chosen = choose_decisions(rollouts, turn_entropies(segments, [score.entropy for score in scores]), config)
+    return plan_branches(chosen, {t.id: t for t in rollouts}, segments, jobs, start, config.rollouts)
+
+
+@task(name="branch values", cache_policy=NO_CACHE)
+def report_branches(plan: BranchPlan, branches: Branches, weights: Mapping[str, float]) -> None:
+    """Write what the verified sessions say of the decisions, and what they cost."""
+    done = read_trajectories(branches.trajectories) if plan.jobs else []
+    write_json(branches.report, branch_report(plan, done, weights))
