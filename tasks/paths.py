@@ -51,6 +51,16 @@ class Side(Sessions):
 
 
 @dataclass(frozen=True, slots=True)
+class Branches(Sessions):
+    """Sessions that branched off an iteration's rollouts, for credit alone, and what they said. No batch holds them."""
+
+    @property
+    def report(self) -> Path:
+        """Written last."""
+        return self.root / "report.json"
+
+
+@dataclass(frozen=True, slots=True)
 class Iteration(Sessions):
     """One iteration: what was chosen, sampled, verified, credited and learnt."""
 
@@ -63,6 +73,10 @@ class Iteration(Sessions):
     @property
     def scores(self) -> Path:
         return self.root / "scores.parquet"
+
+    @property
+    def branches(self) -> Branches:
+        return Branches(self.root / "branches")
 
     @property
     def batch(self) -> Path:
