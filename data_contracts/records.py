@@ -169,6 +169,9 @@ class Turn(Record):
     changed: dict[str, str | None] = Field(
         default={}, description="files its calls changed, as they are now; null: gone"
     )
+    visible: tuple[int, int] | None = Field(
+        default=None, description="(passed, total) of the visible checks when they last ran, now that its calls have"
+    )
     progress: float | None = Field(
         default=None, ge=-1, le=1, description="by how much the share of hidden checks that pass rose with it"
     )

@@ -58,13 +58,13 @@ def _sample(bench: Bench, recipe: Recipe, iteration: int, say: Callable[[str], N
     for number in later:
         select(bench, recipe, number)
     bench.serve(iteration)
-    jobs = _jobs(bench, recipe, iteration)
+    jobs = training_jobs(bench, recipe, iteration)
     meter = Meter(len(jobs), lambda: bench.stream.running)
     kept = collect_rollouts(
         bench.stream,
         iteration,
         jobs,
-        [job for number in later for job in _jobs(bench, recipe, number)],
+        [job for number in later for job in training_jobs(bench, recipe, number)],
         Destination(here.journal, here.rollouts, here.segments, bench.run.quarantine),
         lambda rollout: say(meter.add(rollout)),
         bench.base.window,
@@ -82,7 +82,8 @@ def _sample(bench: Bench, recipe: Recipe, iteration: int, say: Callable[[str], N
     )
 
 
-def _jobs(bench: Bench, recipe: Recipe, iteration: int) -> list[Job]:
+def training_jobs(bench: Bench, recipe: Recipe, iteration: int) -> list[Job]:
+    """The rollouts of an iteration, each within its budget."""
     by_id, chosen = admitted(bench.run.train), read_json(bench.run.iteration(iteration).selection)["problem_ids"]
     indices, budgets = range(recipe.rollout.rollouts_per_problem), _budgets(bench, recipe, iteration)
     problems = [within(by_id[problem_id], budgets) for problem_id in chosen]

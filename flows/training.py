@@ -46,7 +46,9 @@ def learn(bench: Bench, recipe: Recipe, iteration: int) -> None:
     signal = update_curriculum(
         bench.run.train, here.trajectories, before, here.curriculum, iteration, recipe.curriculum
     )
-    metrics = iteration_metrics(here.trajectories, kept_gates(here.gates), report, signal, recipe.reward.weights)
+    metrics = iteration_metrics(
+        here.trajectories, kept_gates(here.gates), report, signal, recipe.reward.weights, here.branches.report
+    )
     write_json(here.metrics, metrics)
     bench.tracker.log_metrics(metrics, iteration)
     _forget(bench, iteration)

@@ -1,6 +1,7 @@
-"""What rollouts were worth in their middle, for credit by turn: by the reward model, while its calibration holds.
+"""What rollouts were worth in their middle, for credit by turn.
 
-verified rollouts so far -> probe, every `td_refit` iterations -> calibration gate -> value at each turn's end
+td: verified rollouts so far -> probe, every `td_refit` iterations -> calibration gate -> value at each turn's end
+branch: flows/branching.py
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from data_contracts.gates import Gate, Verdict
 from data_contracts.store import write_json
 from flows import progress
+from flows.branching import branch_values
 from flows.recipe import Recipe
 from flows.stage import kept_gates
 from tasks.credit.steps import NO_VALUES, Known, predicted_values
@@ -20,9 +22,18 @@ NO_ROLLOUTS = "no rollout of this run has been verified yet"
 
 
 def values(bench: Bench, recipe: Recipe, iteration: int) -> Known:
-    """The values that the recipe's credit needs; where they cannot be trusted, none and why, announced at each fit."""
-    if recipe.credit.method != "td":
-        return NO_VALUES
+    """The values that the recipe's credit needs; where they cannot be trusted, none and why, said once a fit."""
+    match recipe.credit.method:
+        case "td":
+            return _predicted(bench, recipe, iteration)
+        case "branch":
+            return branch_values(bench, recipe, iteration)
+        case _:
+            return NO_VALUES
+
+
+def _predicted(bench: Bench, recipe: Recipe, iteration: int) -> Known:
+    """The reward model's values, while its calibration holds; where it does not, none and why."""
     fitted = iteration - iteration % recipe.credit.td_refit
     failed = _fitted(bench, recipe, fitted)
     if failed:

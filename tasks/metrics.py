@@ -11,7 +11,8 @@ from pathlib import Path
 
 from data_contracts.gates import Gate
 from data_contracts.records import HORIZONS, ORIGINS, Trajectory, policy_number
-from data_contracts.store import read_trajectories
+from data_contracts.store import read_json, read_trajectories
+from tasks.credit.branch import BranchReport
 from tasks.curriculum.state import GroupSignal
 from tasks.reward.terms import scalar_reward
 from tasks.training.reports import TrainReport
@@ -28,14 +29,19 @@ def iteration_metrics(
     trained: TrainReport,
     signal: GroupSignal,
     weights: Mapping[str, float],
+    branches: Path,
 ) -> Metrics:
-    """Flat metrics by dotted name; rates are shares of the scorable rollouts, `training.*` are the trainer's."""
+    """Flat metrics by dotted name; rates are shares of the scorable rollouts, `training.*` are the trainer's.
+
+    `branches` is the report on sessions that were sampled for credit alone, where there were any.
+    """
     rollouts = read_trajectories(trajectories)
     mismatch = next((gate.evidence for gate in gates if gate.name == "rollout mismatch"), {})
     return {
         **_success(rollouts),
         "reward": _mean([scalar_reward(t, weights) for t in rollouts if t.scorable]),
         **_behaviour(rollouts),
+        **_branches(branches),
         "staleness.mean_versions": _staleness(rollouts),
         **_context(rollouts),
         **{f"mismatch.{name}": _number(value) for name, value in mismatch.items() if name not in NO_METRICS},
@@ -62,6 +68,20 @@ def _behaviour(rollouts: Sequence[Trajectory]) -> Metrics:
         "tool_errors": sum(t.tool_errors for t in rollouts),
         "submitted": _mean([t.submitted for t in rollouts]),
         **{f"endings.{status}": count for status, count in sorted(endings.items())},
+    }
+
+
+def _branches(path: Path) -> Metrics:
+    """What sampling decisions again cost, beside the rollouts."""
+    if not path.exists():
+        return {"tokens.branched": 0}
+    report = BranchReport.model_validate(read_json(path))
+    return {
+        "tokens.branched": report.tokens,
+        "branches.sessions": report.sessions,
+        "branches.lost": report.lost,
+        "branches.decisions": sum(report.decisions.values()),
+        "branches.skipped": sum(report.skipped.values()),
     }
 
 

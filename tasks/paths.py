@@ -51,6 +51,16 @@ class Side(Sessions):
 
 
 @dataclass(frozen=True, slots=True)
+class Branches(Sessions):
+    """Sessions that branched off an iteration's rollouts, for credit alone, and what they said. No batch holds them."""
+
+    @property
+    def report(self) -> Path:
+        """Written last."""
+        return self.root / "report.json"
+
+
+@dataclass(frozen=True, slots=True)
 class Iteration(Sessions):
     """One iteration: what was chosen, sampled, verified, credited and learnt."""
 
@@ -67,6 +77,10 @@ class Iteration(Sessions):
     def scores_under(self, number: int) -> Path:
         """Scores of the tokens that an older policy version sampled, under it."""
         return self.root / f"scores-{policy_name(number)}.parquet"
+
+    @property
+    def branches(self) -> Branches:
+        return Branches(self.root / "branches")
 
     @property
     def batch(self) -> Path:

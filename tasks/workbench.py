@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from models.registry import Registry
     from tasks.rollout.engine import Engine
     from tasks.rollout.sandbox import WarmPool
+    from tasks.rollout.scheduler import StartAgent
     from tasks.rollout.slot_engine import SlotEngine
     from tasks.rollout.stream import Stream
     from tasks.tracking import Tracker
@@ -129,16 +130,24 @@ class Bench:
         return self._pool("verifier", self.parts.reward.verifier_workers)
 
     @cached_property
-    def stream(self) -> Stream:
-        """The training rollouts of all iterations."""
+    def start_agent(self) -> StartAgent:
+        """How a training rollout begins, or one that branches off another."""
+        from tasks.rollout.branching import replaying
         from tasks.rollout.environments import open_session
-        from tasks.rollout.scheduler import Scheduler, agents
-        from tasks.rollout.stream import Stream
+        from tasks.rollout.scheduler import agents
 
         config, pool = self.parts.rollout, self.agent_pool
         sampling = Sampling(temperature=config.temperature, top_p=config.top_p)
-        start = agents(self.chat, lambda problem: open_session(problem, pool), sampling, config)
-        scheduler = self._stack.enter_context(Scheduler(self.engine, start, config))
+        return replaying(agents(self.chat, lambda problem: open_session(problem, pool), sampling, config))
+
+    @cached_property
+    def stream(self) -> Stream:
+        """The training rollouts of all iterations."""
+        from tasks.rollout.scheduler import Scheduler
+        from tasks.rollout.stream import Stream
+
+        config = self.parts.rollout
+        scheduler = self._stack.enter_context(Scheduler(self.engine, self.start_agent, config))
         return Stream(scheduler, lambda number: self.run.iteration(number).journal, config.max_staleness)
 
     @cached_property

@@ -1,19 +1,26 @@
-"""The credit stage as a Prefect task."""
+"""The credit stage as Prefect tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.store import read_segments, read_trajectories, write_segments
+from data_contracts.store import read_segments, read_trajectories, write_json, write_segments
 from models.reward_model import load_probe
 from tasks.credit.assign import CreditReport, assign, credit_report
-from tasks.credit.config import CreditConfig
+from tasks.credit.branch import BranchPlan, branch_report, plan_branches
+from tasks.credit.config import BranchConfig, CreditConfig
+from tasks.credit.decisions import choose_decisions, turn_entropies
 from tasks.credit.td import values_by
 from tasks.credit.values import Values
+from tasks.paths import Branches, Iteration
+from tasks.rollout.agent import Job
+from tasks.rollout.scheduler import StartAgent
+from tasks.training.scores import read_scores
 
 
 class Known(NamedTuple):
@@ -50,3 +57,19 @@ def assign_credit(
 def predicted_values(probe: Path, trajectories: Path, segments: Path, model: Any) -> Known:
     """What the reward model at `probe` says of each turn's end; `model` is the frozen base."""
     return Known(values_by(load_probe(probe), model, read_trajectories(trajectories), read_segments(segments)))
+
+
+@task(name="choose decisions", cache_policy=NO_CACHE)
+def choose_branches(here: Iteration, jobs: Mapping[str, Job], start: StartAgent, config: BranchConfig) -> BranchPlan:
+    """The decisions of a scored and verified iteration to sample again, and the sessions for that."""
+    rollouts, segments = read_trajectories(here.trajectories), read_segments(here.segments)
+    scores = read_scores(here.scores, segments)
+    chosen = choose_decisions(rollouts, turn_entropies(segments, [score.entropy for score in scores]), config)
+    return plan_branches(chosen, {t.id: t for t in rollouts}, segments, jobs, start, config.rollouts)
+
+
+@task(name="branch values", cache_policy=NO_CACHE)
+def report_branches(plan: BranchPlan, branches: Branches, weights: Mapping[str, float]) -> None:
+    """Write what the verified sessions say of the decisions, and what they cost."""
+    done = read_trajectories(branches.trajectories) if plan.jobs else []
+    write_json(branches.report, branch_report(plan, done, weights))

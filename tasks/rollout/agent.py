@@ -85,6 +85,16 @@ class Agent:
         self._prompt = list(self._context.ids)
         self._question: Question | None = None
 
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The record so far."""
+        return tuple(self._turns)
+
+    @property
+    def origins(self) -> dict[str, int]:
+        """Where the tokens of the next turn's context come from, see ORIGINS."""
+        return self._policy.origins(len(self._context.ids), len(self._prompt))
+
     def request(self) -> SampleRequest:
         """The next turn, within what is left of the problem's token budget."""
         self._segments.prompt(self._context.ids, len(self._turns))
@@ -193,8 +203,12 @@ class Agent:
         pieces += [observation(error) for error in turn.call_errors]
         self._policy.observed(pieces)
         self._tool_errors += sum(answered.result.failed for answered in outcomes)
-        self._turns[-1] = turn.model_copy(update=_seen(pieces, outcomes) | {"changed": self._changed()})
+        self._turns[-1] = turn.model_copy(update=_seen(pieces, outcomes) | self._state())
         return any(answered.result.done for answered in outcomes)
+
+    def _state(self) -> dict[str, Any]:
+        """What the last turn did to the session: enough to restore it."""
+        return {"changed": self._changed(), "visible": self.session.visible}
 
     def _changed(self) -> dict[str, str | None]:
         """The session's files that differ from those after the turn before."""

@@ -31,6 +31,8 @@ class Stream:
         self._journals: dict[int, Journal] = {}
         self._known: set[str] = set()
         self._done: dict[str, Rollout] = {}
+        self._turn, self._free = threading.RLock(), threading.Event()
+        self._free.set()
 
     def sampling_under(self, version: str) -> bool:
         """Whether a turn of this version is under way."""
@@ -52,6 +54,22 @@ class Stream:
 
         `on_done` hears of each of them, also of those that were done before.
         """
+        with self.alone():
+            return self._collect(number, jobs, ahead, on_done)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """What goes on in a thread waits meanwhile: engine and chat are the caller's."""
+        self._free.clear()
+        try:
+            with self._turn:
+                yield
+        finally:
+            self._free.set()
+
+    def _collect(
+        self, number: int, jobs: Sequence[Job], ahead: Sequence[Job], on_done: Callable[[Rollout], None]
+    ) -> list[Rollout]:
         self._scheduler.serve(policy_name(number))
         self._take_up([*jobs, *ahead])
         wanted = [job.trajectory_id for job in jobs]
@@ -83,7 +101,9 @@ class Stream:
 
     def _go_on(self, stop: threading.Event) -> None:
         while not stop.is_set() and not self._scheduler.idle:
-            self._tick()
+            with self._turn:
+                self._tick()
+            self._free.wait()  # a lock alone may be taken again at once, whoever else waits for it
 
     def _take_up(self, jobs: Sequence[Job]) -> None:
         """Begin the jobs that are neither under way nor done; an earlier process may have done some."""

@@ -78,6 +78,7 @@ class Session(Protocol):
     def call(self, call: ToolCall) -> ToolResult: ...
 
 
+@runtime_checkable
 class Resumable(Session, Protocol):
     """A session whose state can be kept and put back, for example to sample a decision again."""
 
