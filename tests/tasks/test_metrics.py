@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_contracts.records import Trajectory, Turn
-from tasks.metrics import _context
+from data_contracts.store import write_json
+from tasks.credit.branch import BranchReport
+from tasks.metrics import _branches, _context
 
 
 def turn(index: int, prompt: int, sampled: int, **changes: Any) -> Turn:
@@ -40,3 +43,18 @@ def test_context_metrics_count_tokens_once_and_broken_segments_once(
 def test_no_turns_have_no_shares() -> None:
     found = _context([])
     assert (found["context.prefilled"], found["context.share.own"], found["context.segments"]) == (0, None, None)
+
+
+def test_what_branches_cost_is_counted_beside_the_rollouts(tmp_path: Path) -> None:
+    assert _branches(tmp_path / "report.json") == {"tokens.branched": 0}
+    report = BranchReport(
+        decisions={"edit": 2, "entropy": 1}, skipped={"gone": 1, "lost": 2}, sessions=10, lost=4, tokens=77, values={}
+    )
+    write_json(tmp_path / "report.json", report)
+    assert _branches(tmp_path / "report.json") == {
+        "tokens.branched": 77,
+        "branches.sessions": 10,
+        "branches.lost": 4,
+        "branches.decisions": 3,
+        "branches.skipped": 3,
+    }
