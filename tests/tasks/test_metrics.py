@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from data_contracts.records import Trajectory, Turn
-from data_contracts.store import write_trajectories
+from data_contracts.store import write_json, write_trajectories
+from tasks.credit.branch import BranchReport
 from tasks.curriculum.state import GroupSignal
-from tasks.metrics import _context, iteration_metrics
+from tasks.metrics import _branches, _context, iteration_metrics
 from tasks.rollout.gate import mismatch_gate
 from tasks.training.reports import MismatchReport, TrainReport
 
@@ -58,7 +59,7 @@ def test_the_mismatch_is_told_by_position_by_turn_and_apart_from_staleness(
         cpu_seconds=0,
     )  # fmt: skip
     signal = GroupSignal(groups=0, mixed=0, all_passed=0, all_failed=0)
-    found = iteration_metrics(tmp_path / "t.parquet", [gate], trained, signal, {"outcome": 1.0})
+    found = iteration_metrics(tmp_path / "t.parquet", [gate], trained, signal, {"outcome": 1.0}, tmp_path / "none")
     mismatch = {name: value for name, value in found.items() if name.startswith("mismatch.") and value is not None}
     assert mismatch == {
         "mismatch.tokens": 9,
@@ -76,3 +77,18 @@ def test_the_mismatch_is_told_by_position_by_turn_and_apart_from_staleness(
 def test_no_turns_have_no_shares() -> None:
     found = _context([])
     assert (found["context.prefilled"], found["context.share.own"], found["context.segments"]) == (0, None, None)
+
+
+def test_what_branches_cost_is_counted_beside_the_rollouts(tmp_path: Path) -> None:
+    assert _branches(tmp_path / "report.json") == {"tokens.branched": 0}
+    report = BranchReport(
+        decisions={"edit": 2, "entropy": 1}, skipped={"gone": 1, "lost": 2}, sessions=10, lost=4, tokens=77, values={}
+    )
+    write_json(tmp_path / "report.json", report)
+    assert _branches(tmp_path / "report.json") == {
+        "tokens.branched": 77,
+        "branches.sessions": 10,
+        "branches.lost": 4,
+        "branches.decisions": 3,
+        "branches.skipped": 3,
+    }

@@ -205,3 +205,32 @@ def test_an_error_of_sessions_ahead_is_raised_when_the_other_work_is_done(
         engine.poll = poll  # type: ignore[method-assign]
         with pytest.raises(KeyError, match="a bug"), run.stream.going_on():
             assert met.wait(10)
+
+
+def test_collecting_while_others_go_on_has_the_engine_alone_and_loses_none(
+    engine: SlotEngine, talkative: Talkative, playground: Any, make_problem: MakeProblem, tmp_path: Path
+) -> None:
+    run = Run(engine, talkative, playground, tmp_path)
+    jobs, ahead = jobs_of(make_problem, 0), jobs_of(make_problem, 1)
+    main, ticks = threading.get_ident(), []
+    tick = run.scheduler.tick
+
+    def noted() -> Any:
+        ticks.append(threading.get_ident())
+        return tick()
+
+    run.scheduler.tick = noted  # type: ignore[method-assign]
+    with run.scheduler:
+        run.serve(0)
+        run.stream.collect(0, jobs[:6], ahead)
+        assert not run.scheduler.idle
+        with run.stream.going_on(), run.stream.alone():
+            time.sleep(0.05)
+            ticks.clear()
+            more = run.stream.collect(0, jobs[6:])
+            assert set(ticks) == {main}
+            assert [rollout.trajectory.id for rollout in more] == [job.trajectory_id for job in jobs[6:]]
+        run.serve(1)
+        later = run.stream.collect(1, ahead)
+    assert [rollout.trajectory.id for rollout in later] == [job.trajectory_id for job in ahead]
+    assert all(len((tmp_path / f"{n}.jsonl").read_bytes().splitlines()) == BATCH for n in range(2))
