@@ -280,7 +280,7 @@ def test_a_result_outside_the_context_cannot_be_replayed(drive: Callable[..., An
     context = {"policy": "externalise", "observation_tokens": 100}
     driver, rollout = recorded(drive, context, SCRIPT)
     assert again(driver, rollout, 1, context).turns == rollout.trajectory.turns[:1]
-    with pytest.raises(NotReplayable, match="keeps what is not recorded"):
+    with pytest.raises(NotReplayable, match=r"keeps what is not recorded|in another way"):
         again(driver, rollout, 2, context)
 
 

@@ -124,6 +124,8 @@ def test_noise_is_not_repeated_under_the_next_version(make_problem: MakeProblem,
     (job, *_) = jobs_of(make_problem, 0)
 
     class Quiet:
+        files: dict[str, str] = {}  # noqa: RUF012
+
         def messages(self) -> list[dict[str, str]]:
             return [{"role": "user", "content": "q"}]
 
