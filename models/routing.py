@@ -38,29 +38,24 @@ def routers_of(model: PreTrainedModel) -> list[Router]:
 
     Of a model that routes in another way (no softmax, a bias, groups of experts) none either, and a warning says so.
     """
-    modules = _modules(model)
-    routers = [router for module in modules if (router := _router(module))]
-    if len(routers) < len(modules):
-        kinds = sorted({type(module).__name__ for module in modules})
-        log.warning("the choice of experts is neither recorded nor replayed: %s is no softmax router", ", ".join(kinds))
+    # what transformers itself would record as the logits of a router
+    recorder = (model._can_record_outputs or {}).get("router_logits")
+    if recorder is None:
         return []
-    return routers
+    kind = getattr(recorder, "target_class", nn.Linear)
+    modules = [module for module in model.modules() if isinstance(module, kind)]
+    routers = [router for module in modules if (router := _router(module))]
+    if len(routers) == len(modules):
+        return routers
+    name = model.config.model_type
+    log.warning("the choice of experts is neither recorded nor replayed: %s has other routers than softmax", name)
+    return []
 
 
 def expert_weights(logits: Tensor, chosen: Tensor, *, normalised: bool) -> Tensor:
     """Return the weights [N,per_token] (float32) of the chosen experts under router logits [N,experts]."""
     weights = torch.softmax(logits, dim=-1, dtype=torch.float32).gather(-1, chosen)
     return weights / weights.sum(dim=-1, keepdim=True) if normalised else weights
-
-
-def _modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules whose logits transformers itself would record as the router's."""
-    from transformers.utils.output_capturing import OutputRecorder
-
-    recorder = (model._can_record_outputs or {}).get("router_logits")
-    if not isinstance(recorder, OutputRecorder) or recorder.target_class is nn.Linear:
-        return []
-    return [module for module in model.modules() if isinstance(module, recorder.target_class)]
 
 
 @torch.no_grad()

@@ -201,12 +201,13 @@ class SlotPool:
             for group, row in zip(chosen, self._prefill_batch([group[0] for group in chosen]), strict=True):
                 for slot in group:
                     slot.held = list(slot.running.request.token_ids)
-                    slot.log = slot.log if slot is group[0] else group[0].log.copy()
                     logits[slot.session] = row
         pairs = [(group[0], slot) for group in groups for slot in group[1:]]
         if pairs:
             length = max(len(slot.held) for _, slot in pairs)
             self._cache.copy_rows([lead.row for lead, _ in pairs], [slot.row for _, slot in pairs], length)
+        for lead, slot in pairs:
+            slot.log = lead.log.copy()
         return torch.stack([logits[slot.session] for slot in slots])
 
     def _prefill_batch(self, slots: list[_Slot]) -> Tensor:
