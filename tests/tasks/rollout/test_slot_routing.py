@@ -26,7 +26,7 @@ def moe(moe_folder: Path) -> Base:
 
 @pytest.fixture(scope="module")
 def engine(moe: Base) -> SlotEngine:
-    engine = SlotEngine.from_base(moe, slots=4)
+    engine = SlotEngine.from_base(moe, slots=5)
     engine.load_adapter(VERSION, None)
     return engine
 
@@ -35,8 +35,9 @@ def sample(engine: SlotEngine, contexts: dict[str, list[int]], tokens: int = 5) 
     for number, (session, ids) in enumerate(contexts.items()):
         engine.submit(SampleRequest(session, VERSION, list(ids), tokens + number, seed=number))
     done: dict[str, Completion] = {}
-    while len(done) < len(contexts):
+    for _ in range(tokens + len(contexts)):
         done |= dict(engine.poll())
+    assert len(done) == len(contexts)
     return done
 
 
