@@ -14,6 +14,7 @@ from models.policy import Base, LoraSpec, init_adapter, init_whole, load_base, w
 from tasks.rollout.engine import Completion, SampleRequest
 from tasks.rollout.segments import SegmentWriter
 from tasks.rollout.slot_engine import SlotEngine
+from tasks.training import distributed
 from tasks.training.config import TrainingConfig
 from tasks.training.engine import TrainingEngine
 from tasks.training.learner import Batch, _name_of, score, train
@@ -24,6 +25,11 @@ from tasks.training.scores import Score, mismatch
 FULL = TrainingConfig(weights="full", minibatches=1, warmup_steps=0, learning_rate=1e-3, micro_batch_tokens=64)
 NOISE = 0.02
 """Of the moved router's weights, whose own spread is 0.2."""
+
+
+@pytest.fixture(autouse=True)
+def _process_group() -> None:
+    distributed.start_process_group()
 
 
 @pytest.fixture(scope="module")
