@@ -207,7 +207,9 @@ class Segment(Record):
     `loss_mask` is 1 exactly at sampled tokens; there `rollout_logprobs` is the log-probability (nats, under the
     sampling temperature) the token was drawn with, elsewhere it is 0. `turn_index` is the turn a token belongs to:
     a turn's prompt increment and its completion carry the same index. `policy_numbers` is there where rollouts may
-    be ahead of training: the number of the version that sampled each token, -1 where none did.
+    be ahead of training: the number of the version that sampled each token, -1 where none did. `routed_experts` is
+    there where the model has routers: per token the ids of its `experts_per_token` of `experts` experts, layer after
+    layer; empty at the last token, which no forward read.
     """
 
     trajectory_id: str
@@ -218,6 +220,8 @@ class Segment(Record):
     turn_index: list[int]
     advantages: list[float] | None = None
     routed_experts: list[list[int]] | None = None
+    experts: int | None = Field(default=None, ge=1)
+    experts_per_token: int | None = Field(default=None, ge=1)
     policy_numbers: list[int] | None = None
 
     @model_validator(mode="after")

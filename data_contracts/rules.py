@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -164,6 +164,30 @@ def turn_index_never_falls(frame: pd.DataFrame) -> np.ndarray:
     return _each(bool((np.diff(np.asarray(turns)) >= 0).all()) for turns in frame["turn_index"])
 
 
+def routing_whole(frame: pd.DataFrame) -> np.ndarray:
+    """Every token has the same number of experts, so many a layer; only the last, which no forward read, may have none.
+
+    Where there is no routing, the numbers that describe it are null too.
+    """
+    rows = zip(frame["routed_experts"], frame["experts"], frame["experts_per_token"], strict=True)
+    return _each(_routing_whole(*row) for row in rows)
+
+
+def experts_in_range(frame: pd.DataFrame) -> np.ndarray:
+    """Expert ids are below the number of experts."""
+    return _each(chosen.size == 0 or int(chosen.max()) < experts for chosen, experts in _routing(frame))
+
+
+def experts_recorded(frame: pd.DataFrame) -> np.ndarray:
+    """Not all expert ids are 0: that is a recording that was never filled."""
+    return _each(chosen.size == 0 or bool(chosen.any()) for chosen, _ in _routing(frame))
+
+
+def experts_distinct(frame: pd.DataFrame) -> np.ndarray:
+    """In a layer, a token goes to an expert once."""
+    return _each(bool((np.diff(np.sort(chosen, axis=-1), axis=-1) > 0).all()) for chosen, _ in _routing(frame))
+
+
 def segments_without_gap(frame: pd.DataFrame) -> np.ndarray:
     """The segments of a rollout are numbered 0, 1, 2, ...: a lost one is seen, and the rest is refused with it."""
     index = frame["index"].astype("int64").groupby(frame["trajectory_id"])
@@ -182,6 +206,29 @@ def _served(frame: pd.DataFrame) -> list[list[tuple[str, str]]]:
         [(version, digest), *((turn.get("policy_version") or version, turn["policy_digest"]) for turn in turns)]
         for version, digest, turns in rows
     ]
+
+
+def _routing_whole(routed: object, experts: object, per_token: object) -> bool:
+    known = (not pd.isna(experts), not pd.isna(per_token))
+    if not isinstance(routed, list | np.ndarray):
+        return not any(known)
+    widths = {len(ids) for ids in routed[:-1]}
+    if not all(known) or len(widths) != 1:
+        return False
+    width = widths.pop()
+    return width > 0 and width % int(per_token) == 0 and len(routed[-1]) in {0, width}  # type: ignore[call-overload]
+
+
+def _routing(frame: pd.DataFrame) -> Iterator[tuple[np.ndarray, int]]:
+    """Per row, ids [tokens, layers, per token] and the number of experts; an empty array where there is no routing."""
+    for routed, experts, per_token in zip(
+        frame["routed_experts"], frame["experts"], frame["experts_per_token"], strict=True
+    ):
+        if _is_list(routed):
+            ids = np.stack([np.asarray(ids, dtype=np.int64) for ids in routed if len(ids)])
+            yield ids.reshape(len(ids), -1, int(per_token)), int(experts)
+        else:
+            yield np.empty((0, 0, 1), dtype=np.int64), 0
 
 
 def _each(verdicts: Iterable[bool]) -> np.ndarray:

@@ -97,3 +97,22 @@ def living() -> Callable[[set[int]], set[int]]:
 def template(request: pytest.FixtureRequest, chats: dict[str, Chat]) -> Chat:
     """Each of the three in turn."""
     return chats[request.param]
+
+
+@pytest.fixture(scope="session")
+def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 of experts with a tokenizer of the starter's kind: 2 layers, 8 experts, 2 of them a token."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    folder = tmp_path_factory.mktemp("moe")
+    tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n", "line 3 failed: fix it"] * 20, 400)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, moe_intermediate_size=24,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=8,
+        num_experts_per_tok=2, norm_topk_prob=True, max_position_embeddings=256, initializer_range=0.2,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

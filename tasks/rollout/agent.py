@@ -121,7 +121,13 @@ class Agent:
     def take_completion(self, completion: Completion) -> tuple[ToolCall, ...]:
         """Record a sampled turn; returns the calls to run. Then either `status` is set or `take_results` is due."""
         cut = completion.finish_reason == "length"
-        self._segments.sampled(completion.token_ids, completion.logprobs, len(self._turns), completion.policy_version)
+        self._segments.sampled(
+            completion.token_ids,
+            completion.logprobs,
+            len(self._turns),
+            completion.policy_version,
+            completion.routing,
+        )
         self._left -= len(completion.token_ids)
         shown = self._context.text
         text = self._context.said(completion.token_ids)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
+
 
 class EngineError(RuntimeError):
     """The engine, not the policy, failed: an infrastructure failure of the sessions it names (all, when empty)."""
@@ -42,12 +44,24 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts, of so many, that a model of experts sent each token of a session to: [tokens, layers, per token].
+
+    Only layers that have a router count. The last sampled token has none: no forward read it yet.
+    """
+
+    chosen: np.ndarray
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What was sampled. A stop token, when sampled, is the last of `token_ids`.
 
     `logprobs` (nats) are aligned with `token_ids`, under the exact distribution each was drawn from (temperature and
     top-p included). `cached_tokens` counts the context tokens whose keys and values the session still held.
-    `seconds` is the wall-clock time from the request to the completion.
+    `seconds` is the wall-clock time from the request to the completion. `routing` covers the context and all sampled
+    tokens but the last; None of a dense model, or where the engine does not tell.
     """
 
     token_ids: list[int]
@@ -58,6 +72,7 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     seconds: float
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
 """The token record of a rollout as it grows: what was sampled is trained, what was inserted is not.
 
-prompt(ids), sampled(ids, logprobs, version), prompt(ids), ... -> build() -> Segments
+prompt(ids), sampled(ids, logprobs, version, routing), prompt(ids), ... -> build() -> Segments
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from data_contracts.records import Segment, policy_number
+from tasks.rollout.engine import Routing
 
 
 @dataclass(slots=True)
@@ -18,6 +22,7 @@ class _Columns:
     logprobs: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
+    routing: Routing | None = None
 
     @property
     def sampled_end(self) -> int:
@@ -57,11 +62,24 @@ class SegmentWriter:
         fresh = list(token_ids[known:])
         self._segments[-1].add(fresh, 0, [0.0] * len(fresh), turn)
 
-    def sampled(self, token_ids: Sequence[int], logprobs: Sequence[float], turn: int, version: str) -> None:
-        """What `turn` sampled under a policy version, each token with the log-probability it was drawn with."""
+    def sampled(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        turn: int,
+        version: str,
+        routing: Routing | None = None,
+    ) -> None:
+        """What `turn` sampled under a policy version, each token with the log-probability it was drawn with.
+
+        `routing` is that of the whole segment so far. Tokens routed twice (their keys were lost) keep the first: later
+        tokens of their turn were sampled after it.
+        """
         if len(token_ids) != len(logprobs):
             raise ValueError(f"{len(token_ids)} sampled tokens have {len(logprobs)} log-probabilities")
-        self._segments[-1].add(token_ids, 1, logprobs, turn, version)
+        columns = self._segments[-1]
+        columns.add(token_ids, 1, logprobs, turn, version)
+        columns.routing = _continued(columns.routing, routing, len(columns.token_ids) - 1)
 
     def build(self, trajectory_id: str, *, numbered: bool = False) -> tuple[Segment, ...]:
         """The segments that something was sampled in, each up to its last sampled token.
@@ -78,6 +96,7 @@ class SegmentWriter:
                 rollout_logprobs=columns.logprobs[: columns.sampled_end],
                 turn_index=columns.turns[: columns.sampled_end],
                 policy_numbers=_numbers(columns) if numbered else None,
+                **_routed(columns.routing),
             )
             for index, columns in enumerate(kept)
         )
@@ -86,3 +105,26 @@ class SegmentWriter:
 def _numbers(columns: _Columns) -> list[int]:
     """The number of the policy version each token was sampled under, -1 where it was not sampled."""
     return [policy_number(version) if version else -1 for version in columns.versions[: columns.sampled_end]]
+
+
+def _continued(before: Routing | None, now: Routing | None, tokens: int) -> Routing | None:
+    """What was routed `before`, and of `now` the tokens after it; `tokens` is how many both must come to."""
+    if now is None:
+        return None
+    if len(now.chosen) != tokens:
+        raise ValueError(f"{len(now.chosen)} tokens have recorded experts, {tokens} were read by the model")
+    if before is None:
+        return now
+    return Routing(np.concatenate([before.chosen, now.chosen[len(before.chosen) :]]), now.experts)
+
+
+def _routed(routing: Routing | None) -> dict[str, Any]:
+    """The columns of a segment's routing. Its last token was sampled and read by no forward: it has no experts."""
+    if routing is None:
+        return {}
+    rows = routing.chosen.reshape(len(routing.chosen), -1).tolist()
+    return {
+        "routed_experts": [*rows, []],
+        "experts": routing.experts,
+        "experts_per_token": routing.chosen.shape[-1],
+    }

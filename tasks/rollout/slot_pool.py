@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tasks.rollout.choice import Noise, choose
 from tasks.rollout.engine import Completion, ContextFull, EngineError, SampleRequest
 from tasks.rollout.slot_cache import SlotCache
+from tasks.rollout.slot_routing import RouteLog, RouteRecorder, routes
 
 _PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward at most, unless one row alone has more."""
@@ -27,12 +29,13 @@ _PREFILL_TOKENS = 8192
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One session: `held` are the tokens whose keys and values lie in its row."""
+    """One session: `held` are the tokens whose keys and values lie in its row, `log` says where they were routed."""
 
     session: str
     row: int
     noise: Noise
     held: list[int] = field(default_factory=list)
+    log: RouteLog = field(default_factory=RouteLog)
     turn: _Turn | None = None
 
     @property
@@ -63,6 +66,7 @@ class SlotPool:
         self._device = next(model.parameters()).device
         self.context_limit = context_limit(model.config)
         self._cache = SlotCache()
+        self._recorder = RouteRecorder(model)
         self._rows: list[_Slot | None] = [None] * slots
         self._slots: dict[str, _Slot] = {}
         self._queue: deque[_Turn] = deque()
@@ -130,6 +134,7 @@ class SlotPool:
                 slot.held = []
             # At least one token goes through the model, to have something to sample from.
             turn.cached = min(len(slot.held), len(ids) - 1)
+            slot.log.cut(turn.cached)
             slot.turn = turn
             joining.append(slot)
         self._queue = waiting
@@ -174,7 +179,10 @@ class SlotPool:
             positions[slot.row] = writes[slot.row] = len(slot.held)
             slot.held.append(tokens[slot.row])
         column = [[value] for value in tokens], [[value] for value in positions], [[value] for value in writes]
-        logits = self._forward(slice(0, span), *column)
+        logits, chosen = self._forward(slice(0, span), *column)
+        if chosen is not None:
+            for slot in slots:
+                slot.log.add(chosen[slot.row])
         return logits[[slot.row for slot in slots]]
 
     def _prefill(self, slots: list[_Slot]) -> Tensor:
@@ -198,6 +206,8 @@ class SlotPool:
         if pairs:
             length = max(len(slot.held) for _, slot in pairs)
             self._cache.copy_rows([lead.row for lead, _ in pairs], [slot.row for _, slot in pairs], length)
+        for lead, slot in pairs:
+            slot.log = lead.log.copy()
         return torch.stack([logits[slot.session] for slot in slots])
 
     def _prefill_batch(self, slots: list[_Slot]) -> Tensor:
@@ -213,27 +223,34 @@ class SlotPool:
         rows = [slot.row for slot in slots]
         in_place = rows == list(range(rows[0], rows[0] + len(rows)))
         view = slice(rows[0], rows[0] + len(rows)) if in_place else torch.tensor(rows)
-        return self._forward(view, tokens, positions, writes)
+        logits, chosen = self._forward(view, tokens, positions, writes)
+        if chosen is not None:
+            for slot, row in zip(slots, chosen, strict=True):
+                slot.log.add(row[width - _fresh(slot) :])
+        return logits
 
     def _forward(
         self, rows: slice | Tensor, tokens: list[list[int]], positions: list[list[int]], writes: list[list[int]]
-    ) -> Tensor:
-        """Logits of the last column [N, V] for tokens [N, T] at `positions`, their keys and values put at `writes`."""
+    ) -> tuple[Tensor, np.ndarray | None]:
+        """Logits of the last column [N, V] for tokens [N, T] at `positions`, their keys and values put at `writes`.
+
+        With them the experts that the tokens were sent to, [N, T, layers, per token]; None of a dense model.
+        """
         ids, places, targets = (torch.tensor(part, device=self._device) for part in (tokens, positions, writes))
         length = int(places.max()) + 1
         self._cache.plan(rows, targets, length)
         seen = torch.arange(length, device=self._device) <= places[:, :, None]
         mask = torch.zeros(seen.shape, device=self._device).masked_fill_(~seen, float("-inf"))[:, None]
-        out = self._model(
-            ids,
-            position_ids=places,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        last: Tensor = out.logits[:, -1]
-        return last
+        with self._recorder.recording() as chosen:
+            out = self._model(
+                ids,
+                position_ids=places,
+                attention_mask=mask,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        return out.logits[:, -1], routes(chosen, ids.shape)
 
     def _sample(self, running: list[_Slot], logits: Tensor) -> None:
         requests = [slot.running.request for slot in running]
@@ -268,6 +285,7 @@ class SlotPool:
             prompt_tokens=len(turn.request.token_ids),
             cached_tokens=turn.cached,
             seconds=time.perf_counter() - turn.started,
+            routing=slot.log.routing(self._recorder.experts),
         )
         slot.turn = None
         self._finished.append((turn.order, slot.session, completion))

@@ -72,6 +72,9 @@ class TrainingConfig(Config):
     packed: bool = Field(
         default=True, description="lay trajectories end to end without padding; false for models whose layers can not"
     )
+    replay_routing: bool = Field(
+        default=True, description="send tokens to the experts they were sampled by, where the rollouts recorded them"
+    )
     checkpoint_steps: int = Field(
         default=0, ge=0, description="optimizer steps between checkpoints inside an iteration; 0: only at its end"
     )

@@ -44,7 +44,14 @@ class TrainingEngine:
 
     def compute(self, packed: Packed) -> TokenLogprobs:
         """Return log-probabilities [N] of the sampled tokens, with gradient where torch records one."""
-        return self._engine(packed.token_ids, packed.position_ids, packed.bounds, packed.positions, packed.targets)
+        return self._engine(
+            packed.token_ids,
+            packed.position_ids,
+            packed.bounds,
+            packed.positions,
+            packed.targets,
+            packed.routed_experts,
+        )
 
     def as_base(self) -> AbstractContextManager[None]:
         """Within the context, compute what the base alone would, with the adapter switched off."""

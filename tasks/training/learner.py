@@ -141,6 +141,7 @@ def _name_of(batch: Batch, config: TrainingConfig, step: int) -> str:
     sha = hashlib.sha256(f"{step} {config.model_dump_json(exclude=free)}".encode())
     for segment, weights in zip(batch.segments, batch.weights, strict=True):
         sha.update(f"{segment.trajectory_id} {segment.token_ids} {segment.advantages} {len(weights)}".encode())
+        sha.update(f"{segment.routed_experts}".encode())
     return sha.hexdigest()
 
 
@@ -263,7 +264,9 @@ _NOTHING = Segment(trajectory_id="", token_ids=[0, 0], loss_mask=[0, 1], rollout
 
 def _pack(engine: TrainingEngine, segments: Sequence[Segment], members: Sequence[int]) -> Packed:
     # a rank without work computes one token that counts for nothing: its collectives pair with the others'
-    return pack([segments[i] for i in members] or [_NOTHING], engine.device, packed=engine.config.packed)
+    config = engine.config
+    chosen = [segments[i] for i in members] or [_NOTHING]
+    return pack(chosen, engine.device, packed=config.packed, replay=config.replay_routing)
 
 
 def _groups(engine: TrainingEngine, lengths: Sequence[int]) -> list[list[int]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from data_contracts.records import Segment
+from tasks.training.routing import recorded_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Packed:
     Packed: one row, segment b from `bounds[b]` to `bounds[b+1]` (on the CPU), its positions counted from 0.
     Padded: a row a segment; `bounds` and `position_ids` are None.
     The N sampled tokens stand in order of segment, then of position; `counts[b]` of them belong to segment b.
+    `routed_experts` [B*T,layers,per_token] are the experts to replay, -1 where none are; None where no segment has any.
     """
 
     token_ids: Tensor
@@ -34,6 +36,7 @@ class Packed:
     targets: Tensor
     counts: list[int]
     bounds: Tensor | None
+    routed_experts: Tensor | None = None
 
 
 def sampled_positions(segment: Segment) -> list[int]:
@@ -41,8 +44,13 @@ def sampled_positions(segment: Segment) -> list[int]:
     return [t for t, sampled in enumerate(segment.loss_mask) if sampled]
 
 
-def pack(segments: Sequence[Segment], device: torch.device | str = "cpu", *, packed: bool = True) -> Packed:
-    """Lay segments end to end in one row, or padded to the right in a row each (causal attention needs no mask)."""
+def pack(
+    segments: Sequence[Segment], device: torch.device | str = "cpu", *, packed: bool = True, replay: bool = True
+) -> Packed:
+    """Lay segments end to end in one row, or padded to the right in a row each (causal attention needs no mask).
+
+    `replay`: with the experts that their tokens were routed to.
+    """
     sampled = [sampled_positions(segment) for segment in segments]
     if any(positions and positions[0] == 0 for positions in sampled):
         raise ValueError("a segment's first token is marked as sampled: it has no context to be predicted from")
@@ -55,6 +63,7 @@ def pack(segments: Sequence[Segment], device: torch.device | str = "cpu", *, pac
         position_ids[start : start + length] = torch.arange(length)
     flat = [start + t - 1 for start, positions in zip(starts, sampled, strict=False) for t in positions]
     targets = [segment.token_ids[t] for segment, positions in zip(segments, sampled, strict=True) for t in positions]
+    experts = recorded_experts(segments, starts, lengths) if replay else None
     shape = (1, starts[-1]) if packed else (len(segments), width)
     return Packed(
         token_ids=token_ids.view(shape).to(device),
@@ -63,6 +72,7 @@ def pack(segments: Sequence[Segment], device: torch.device | str = "cpu", *, pac
         targets=torch.tensor(targets, dtype=torch.long, device=device),
         counts=[len(positions) for positions in sampled],
         bounds=torch.tensor(starts) if packed else None,
+        routed_experts=None if experts is None else experts.to(device),
     )
 
 

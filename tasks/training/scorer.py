@@ -18,6 +18,7 @@ from models.policy import Base, is_whole, load_base, trainable_policy, without_a
 from tasks.training.attention import use_packed_attention
 from tasks.training.config import TrainingConfig
 from tasks.training.fused import fuse_lora
+from tasks.training.routing import Replay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,6 +41,7 @@ class PolicyScorer(nn.Module):
             use_packed_attention(self.model)
         if config.gradient_checkpointing:
             _checkpoint_layers(self.model, reentrant=config.zero_stage == 3)
+        self._replay = Replay(self.model)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -52,9 +54,19 @@ class PolicyScorer(nn.Module):
         return self.model.get_output_embeddings().weight
 
     def forward(
-        self, token_ids: Tensor, position_ids: Tensor | None, bounds: Tensor | None, positions: Tensor, targets: Tensor
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor | None,
+        bounds: Tensor | None,
+        positions: Tensor,
+        targets: Tensor,
+        routed_experts: Tensor | None = None,
     ) -> TokenLogprobs:
-        """token_ids and position_ids [B,T], bounds [B+1], positions [N] in the flattened B*T, targets [N] -> [N]."""
+        """token_ids and position_ids [B,T], bounds [B+1], positions [N] in the flattened B*T, targets [N] -> [N].
+
+        routed_experts [B*T,layers,per_token]: the experts to go through, -1 where the router decides.
+        """
+        self._replay.use(routed_experts)
         packed = {} if bounds is None else {"position_ids": position_ids, "cu_seq_lens_q": bounds}
         hidden = self.model.get_decoder()(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1])[positions]

@@ -74,7 +74,20 @@ SEGMENT_RULES = [
     ("logprob_only_where_sampled", {"loss_mask": [0, 0, 0, 0, 1, 1, 0, 1, 1, 1]}),
     ("turn_index_never_falls", {"turn_index": [0] * 8 + [1, 0]}),
     ("segments_without_gap", {"index": 1}),
+    ("routing_whole", {"routed_experts": None}),
+    ("routing_whole", {"experts": None}),
+    ("routing_whole", {"experts_per_token": None}),
+    ("routing_whole", {"experts_per_token": 3}),
+    ("routing_whole", {"routed_experts": [[0, 1, 2, 3]] * 4 + [[0, 1]] + [[0, 1, 2, 3]] * 5}),
+    ("routing_whole", {"routed_experts": [[0, 1, 2, 3]] * 4 + [[]] + [[0, 1, 2, 3]] * 5}),
+    ("routing_whole", {"routed_experts": [[]] * 10}),
+    ("experts_in_range", {"routed_experts": [[0, 1, 2, 4]] + [[0, 1, 2, 3]] * 9}),
+    ("experts_recorded", {"routed_experts": [[0, 0, 0, 0]] * 9 + [[]]}),
+    ("experts_recorded", {"routed_experts": [[0]] * 9 + [[]], "experts_per_token": 1}),
+    ("experts_distinct", {"routed_experts": [[0, 1, 2, 3]] * 8 + [[0, 1, 3, 3], []]}),
 ]
+ROUTED = {"routed_experts": [[0, 1, 1, 3]] * 9 + [[]], "experts": 4, "experts_per_token": 2}
+"""Of two layers: an expert may come again in another layer, and the last token has none."""
 PROBLEM_RULES = [
     ("solution_files_known", {"solution": '{"other.py": ""}'}),
     ("solution_changes_files", {"files": '{"add.py": "x = 1"}', "solution": '{"add.py": "x = 1"}'}),
@@ -99,7 +112,8 @@ def test_trajectory_rules(trajectories, rule, cells):
 
 @pytest.mark.parametrize(("rule", "cells"), SEGMENT_RULES)
 def test_segment_rules(segments, rule, cells):
-    frame = frame_of("segments", segments)
+    of_experts = rule == "routing_whole" or rule.startswith("experts_")
+    frame = frame_of("segments", [one.model_copy(update=ROUTED) for one in segments] if of_experts else segments)
     kept = [f"r-{number}" for number in (0, 1, 2, 4, 5, 6, 7)]
     assert dropped("segments", set_cells(frame, 3, **cells)) == ({rule}, {3}, kept)
 

@@ -113,7 +113,7 @@ def test_log_probabilities_keep_float64(tmp_path, segment):
 def test_a_table_of_other_columns_is_refused(tmp_path, trajectories):
     path = tmp_path / "s.parquet"
     write_trajectories(path, trajectories)
-    with pytest.raises(UserError, match=r"s.parquet: columns differ from the contract segments 1.1.0 .*advantages"):
+    with pytest.raises(UserError, match=r"s.parquet: columns differ from the contract segments 1.2.0 .*advantages"):
         read_segments(path)
     pq.write_table(pa.table({"id": [1]}), path)
     with pytest.raises(UserError, match="start a new run"):
