@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -208,7 +208,7 @@ def _served(frame: pd.DataFrame) -> list[list[tuple[str, str]]]:
     ]
 
 
-def _routing_whole(routed: object, experts: object, per_token: object) -> bool:
+def _routing_whole(routed: Any, experts: Any, per_token: Any) -> bool:
     known = (not pd.isna(experts), not pd.isna(per_token))
     if not isinstance(routed, list | np.ndarray):
         return not any(known)
@@ -216,7 +216,7 @@ def _routing_whole(routed: object, experts: object, per_token: object) -> bool:
     if not all(known) or len(widths) != 1:
         return False
     width = widths.pop()
-    return width > 0 and width % int(per_token) == 0 and len(routed[-1]) in {0, width}  # type: ignore[call-overload]
+    return width > 0 and width % int(per_token) == 0 and len(routed[-1]) in {0, width}
 
 
 def _routing(frame: pd.DataFrame) -> Iterator[tuple[np.ndarray, int]]:

@@ -34,10 +34,10 @@ def recorded_experts(segments: Sequence[Segment], starts: Sequence[int], lengths
     routed = [segment for segment in segments if segment.routed_experts]
     if not routed:
         return None
-    shapes = {(len(segment.routed_experts[0]), segment.experts_per_token) for segment in routed}  # type: ignore[index]
-    if len(shapes) > 1 or None in (shape := shapes.pop()):
+    shapes = {(len(segment.routed_experts[0]), segment.experts_per_token or 0) for segment in routed}  # type: ignore[index]
+    width, per_token = shapes.pop()
+    if shapes or not per_token:
         raise UserError("segments of one batch were routed by different models: give segments that one model sampled.")
-    width, per_token = shape
     ids = torch.full((starts[-1], width), LIVE, dtype=torch.long)
     for segment, start, length in zip(segments, starts, lengths, strict=False):
         if segment.routed_experts:
