@@ -7,6 +7,7 @@ One row a noun; every model here is frozen, refuses unknown keys, and round-trip
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -180,6 +181,10 @@ class Turn(Record):
     cached_tokens: int = Field(default=0, ge=0, description="context tokens that the engine still held")
     origins: dict[str, int] = Field(default={}, description="context tokens by origin, see ORIGINS")
     prompt_kept: bool = Field(default=True, description="the context held every message of the prompt word for word")
+
+    def after(self, files: Mapping[str, str]) -> dict[str, str]:
+        """`files` as this turn's calls left them."""
+        return {path: text for path, text in {**files, **self.changed}.items() if text is not None}
 
 
 class Sampling(Record):

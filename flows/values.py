@@ -27,7 +27,10 @@ def values(bench: Bench, recipe: Recipe, iteration: int) -> Known:
         case "td":
             return _predicted(bench, recipe, iteration)
         case "branch":
-            return branch_values(bench, recipe, iteration)
+            known = branch_values(bench, recipe, iteration)
+            if iteration == 0 and known.why:
+                progress.say(f"branch credit: {known.why}")
+            return known
         case _:
             return NO_VALUES
 

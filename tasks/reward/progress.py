@@ -45,9 +45,5 @@ def states(start: Files, turns: tuple[Turn, ...]) -> Iterator[dict[str, str]]:
     """The files after each turn."""
     files = dict(start)
     for turn in turns:
-        for path, text in turn.changed.items():
-            if text is None:
-                files.pop(path, None)
-            else:
-                files[path] = text
-        yield dict(files)
+        files = turn.after(files)
+        yield files

@@ -112,7 +112,7 @@ def replay(agent: Agent, point: Point) -> None:
     state = Snapshot(dict(session.files), session.visible)
     for turn in point.trajectory.turns[: point.turn]:
         calls = _say(agent, point, turn)
-        state = _after(state, turn)
+        state = Snapshot(turn.after(state.files), turn.visible or state.visible)
         session.restore(state)
         agent.take_results(_answers(turn, calls))
         if agent.status is not None or not _same(agent.turns[-1], turn):
@@ -148,12 +148,6 @@ def _check_context(agent: Agent, point: Point, turn: int | None = None) -> None:
     recorded = point.sampled.get(point.turn if turn is None else turn)
     if recorded is None or agent.request().token_ids != recorded.context:
         raise NotReplayable("its context came out in other tokens than it was recorded in")
-
-
-def _after(state: Snapshot, turn: Turn) -> Snapshot:
-    """What a turn made of the session's state; the files that it removed are gone."""
-    files = {**state.files, **turn.changed}
-    return Snapshot({path: text for path, text in files.items() if text is not None}, turn.visible or state.visible)
 
 
 def _answers(turn: Turn, asked: Sequence[ToolCall]) -> list[Answered]:
