@@ -14,7 +14,7 @@ from rich.table import Table
 
 from data_contracts.errors import UserError
 from flows import progress
-from flows.launch import Place, check_given
+from flows.launch import Place, check_given, drained
 from flows.recipe import Recipe
 from flows.services import prefect_api
 from tasks.credit.config import Method
@@ -35,7 +35,7 @@ def ablate(
         plan = Plan(tuple(dict.fromkeys(name for name in known if name in methods)), seeds, tokens, points)
         console.print(f"{len(plan.methods) * seeds} arms in {folder_of(recipe, home, plan)}", highlight=False)
         console.print(f"[dim]Prefect UI: {url}", highlight=False)
-        with progress.shown(console):
+        with progress.shown(console), drained():
             rows = ablation(recipe, str(home), plan)
     shown = Table(title=f"Verified success on held-out problems after {tokens:,} sampled tokens")
     for name in rows[0]:

@@ -16,16 +16,14 @@ from prefect import flow
 
 from data_contracts.store import read_json, read_trajectories, write_atomic, write_json
 from flows import progress
-from flows.curriculum import curriculum, select
+from flows.curriculum import curriculum
 from flows.evaluation import measure
 from flows.figures import ablation_curve, svg
+from flows.iteration import iterate
 from flows.preflight import preflight
 from flows.recipe import Recipe
-from flows.reward import judge
-from flows.rollout import collect
 from flows.runs import begin, locked
 from flows.stage import at_work, show_table
-from flows.training import learn
 from tasks.credit.config import Method
 from tasks.evaluation.ablation import ArmSuccess, Point, compare_arms
 from tasks.paths import RunFolder
@@ -125,11 +123,7 @@ def _point(bench: Bench, recipe: Recipe, run: RunFolder, plan: Plan, number: int
         while spent < share * plan.tokens:
             here = run.iteration(iteration)
             if not here.metrics.exists():
-                select(bench, recipe, iteration)
-                collect(bench, recipe, iteration)
-                with bench.stream.going_on():
-                    judge(bench, recipe, iteration)
-                    learn(bench, recipe, iteration)
+                iterate(bench, recipe, iteration)
             used = _tokens(read_json(here.metrics))
             iteration, spent = iteration + 1, spent + used
             tick(used)

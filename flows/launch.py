@@ -5,7 +5,8 @@ recipe -> run folder -> Prefect API -> post_train, which the Prefect UI can canc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -54,21 +55,29 @@ def run_recipe(recipe: Recipe, home: Path, *, fresh: bool, place: Place) -> None
 
 def _run(recipe: Recipe, home: Path, run: RunFolder) -> GateHeld | None:
     """The flow; its logs and events have reached the server when this returns."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
     from flows.post_train import post_train
 
     try:
-        run_cancellable(post_train, {"recipe": recipe, "home": str(home), "run": str(run.root)})
+        with drained():
+            run_cancellable(post_train, {"recipe": recipe, "home": str(home), "run": str(run.root)})
     except GateHeld as held:
         return held
     except RunCancelled as cancelled:
         raise RunCancelled(f"{run.id}: {cancelled}; the same command goes on with it.") from None
+    return None
+
+
+@contextmanager
+def drained() -> Iterator[None]:
+    """Logs and events of what runs within have reached the server when this is left, however that is."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    try:
+        yield
     finally:
         APILogWorker.drain_all(timeout=DRAIN_SECONDS)
         EventsWorker.drain_all(timeout=DRAIN_SECONDS)
-    return None
 
 
 def check_given(recipe: Recipe, place: Place) -> None:

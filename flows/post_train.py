@@ -21,21 +21,20 @@ from prefect.exceptions import TerminationSignal
 from data_contracts.gates import GateHeld
 from flows import progress
 from flows.canary import canary
-from flows.curriculum import curriculum, select
+from flows.curriculum import curriculum
 from flows.drift import drift
 from flows.evaluation import compare, evaluation
 from flows.figures import curve_png
+from flows.iteration import iterate
 from flows.preflight import preflight
 from flows.recipe import Recipe
 from flows.records import record_end, record_start
 from flows.release import against, first_champion, release
 from flows.report import write_report
-from flows.reward import judge, reward_model
-from flows.rollout import collect
+from flows.reward import reward_model
 from flows.runs import begin, choose_run, locked, mark, state_of
 from flows.stage import at_work, show_picture, show_table
 from flows.summary import learning_note, learning_rows, write_summary
-from flows.training import learn
 from tasks.paths import RunFolder
 
 
@@ -90,11 +89,7 @@ def learning(run: str, start: int) -> None:
         stop = min(start + recipe.round, recipe.iterations)
         with progress.stage(f"iterations {start} to {stop - 1}", stop - start) as tick:
             for iteration in range(start, stop):
-                select(bench, recipe, iteration)
-                collect(bench, recipe, iteration, lambda line: tick(0, note=line))
-                with bench.stream.going_on():
-                    judge(bench, recipe, iteration)
-                    learn(bench, recipe, iteration)
+                iterate(bench, recipe, iteration, lambda line: tick(0, note=line))
                 tick(note=learning_note(bench.run, start))
         rows = learning_rows(bench.run)
         show_table("learning", rows[start:stop], f"Iterations {start} to {stop - 1}")

@@ -54,20 +54,13 @@ class Reached(NamedTuple):
 def ours(bench: Any, recipe: Any) -> Iterator[Step]:
     """The loop of `post_train`, its stages' own clocks read."""
     from data_contracts.store import read_json, read_jsonl
-    from flows.curriculum import select
-    from flows.reward import judge
-    from flows.rollout import collect
-    from flows.training import learn
+    from flows.iteration import iterate
 
     read = 0
     for start in range(0, recipe.iterations, EVERY):
         tokens = 0
         for iteration in range(start, start + EVERY):
-            select(bench, recipe, iteration)
-            collect(bench, recipe, iteration)
-            with bench.stream.going_on():
-                judge(bench, recipe, iteration)
-                learn(bench, recipe, iteration)
+            iterate(bench, recipe, iteration)
             tokens += read_json(bench.run.iteration(iteration).metrics)["tokens.sampled"]
         rows = read_jsonl(bench.run.seconds).rows
         new, read = [row for row in rows[read:] if row["iteration"] is not None], len(rows)

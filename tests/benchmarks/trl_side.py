@@ -33,6 +33,15 @@ from tasks.rollout.sandbox import WarmPool
 TURN_TOKENS = 64
 PROBLEMS: dict[str, Problem] = {}
 POOLS: list[WarmPool] = []
+ON_CPU: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": [],
+    "disable_tqdm": True,
+    "gradient_checkpointing": False,
+    "max_completion_length": 1024,
+    "temperature": 1.0,
+}
 
 
 class RepairTools:
@@ -78,28 +87,34 @@ class RepairTools:
 
 
 def trainer_for(model: Path, group: int, sessions: int, turns: int, out: str) -> GRPOTrainer:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.response_template = qwen3_template
     config = GRPOConfig(
         output_dir=out,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
+        **ON_CPU,
         per_device_train_batch_size=sessions,
         num_generations=group,
-        max_completion_length=1024,
         max_tool_calling_iterations=turns - 1,
-        temperature=1.0,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
     )
+    return grpo(model, config, RepairTools)
+
+
+def read_problems(pack: Path) -> None:
+    for line in pack.read_text().splitlines():
+        problem = Problem.model_validate_json(line)
+        PROBLEMS[problem.id] = problem
+
+
+def grpo(model: Path, config: GRPOConfig, environment: type[RepairTools], **more: Any) -> GRPOTrainer:
+    """The trainer over all `PROBLEMS`; `more` goes to it as it is."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.response_template = qwen3_template
     rows = [{"prompt": [{"role": "user", "content": p.prompt}], "problem": name} for name, p in PROBLEMS.items()]
     trainer = GRPOTrainer(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         args=config,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        environment_factory=RepairTools,
+        environment_factory=environment,
+        **more,
     )
     trainer.generation_config.max_new_tokens = TURN_TOKENS
     return trainer
@@ -134,9 +149,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     given = parser.parse_args()
     answers, sys.stdout = sys.stdout, sys.stderr
-    for line in given.problems.read_text().splitlines():
-        problem = Problem.model_validate_json(line)
-        PROBLEMS[problem.id] = problem
+    read_problems(given.problems)
     turns = max(problem.limits.turns for problem in PROBLEMS.values())
     with WarmPool(2, "agent") as pool, tempfile.TemporaryDirectory() as out:
         POOLS.append(pool)

@@ -17,15 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl.chat_template_utils import qwen3_template
-from trl_side import POOLS, PROBLEMS, TURN_TOKENS, RepairTools
+from trl_side import ON_CPU, POOLS, PROBLEMS, RepairTools, grpo, read_problems
 
-from data_contracts.records import Problem
 from tasks.rollout.environments import environment_of
 from tasks.rollout.sandbox import WarmPool
 
@@ -68,13 +64,12 @@ class Clock:
         trainer._generate = watched
 
     def read(self) -> dict[str, float]:
-        found = {
+        return {
             "seconds": time.perf_counter() - self._started,
             "sampling_seconds": self._sampling,
             "tokens": self._tokens,
             "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
-        return found
 
     def start(self) -> None:
         self._started, self._sampling, self._tokens = time.perf_counter(), 0.0, 0
@@ -108,9 +103,7 @@ def main() -> None:
     parser.add_argument("--settings", type=json.loads, required=True, help="what both sides share, as JSON")
     given = parser.parse_args()
     answers, sys.stdout = sys.stdout, sys.stderr
-    for line in given.problems.read_text().splitlines():
-        problem = Problem.model_validate_json(line)
-        PROBLEMS[problem.id] = problem
+    read_problems(given.problems)
     with WarmPool(2, "agent") as agent, WarmPool(2, "verifier") as verifier, tempfile.TemporaryDirectory() as out:
         POOLS.append(agent)
         VERIFIERS.append(verifier)
@@ -124,24 +117,16 @@ def main() -> None:
 
 
 def trainer_for(model: Path, settings: dict[str, Any], out: str, turns: Turns) -> GRPOTrainer:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.response_template = qwen3_template
     config = GRPOConfig(
         output_dir=out,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
+        **ON_CPU,
         save_strategy="no",
-        gradient_checkpointing=False,
         seed=settings["seed"],
         max_steps=settings["minibatches"] * settings["iterations"],
         per_device_train_batch_size=settings["rollouts"] // settings["minibatches"],
         steps_per_generation=settings["minibatches"],
         num_generations=settings["group"],
-        max_completion_length=1024,
         max_tool_calling_iterations=max(problem.limits.turns for problem in PROBLEMS.values()) - 1,
-        temperature=1.0,
         beta=0.0,
         epsilon=settings["clip_low"],
         epsilon_high=settings["clip_high"],
@@ -151,18 +136,8 @@ def trainer_for(model: Path, settings: dict[str, Any], out: str, turns: Turns) -
         adam_beta2=settings["beta2"],
         max_grad_norm=settings["grad_clip"],
     )
-    rows = [{"prompt": [{"role": "user", "content": p.prompt}], "problem": name} for name, p in PROBLEMS.items()]
-    trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        environment_factory=VerifiedRepair,
-        peft_config=LoraConfig(r=settings["lora_r"], lora_alpha=settings["lora_alpha"], target_modules="all-linear"),
-        callbacks=[turns],
-    )
-    trainer.generation_config.max_new_tokens = TURN_TOKENS
-    return trainer
+    lora = LoraConfig(r=settings["lora_r"], lora_alpha=settings["lora_alpha"], target_modules="all-linear")
+    return grpo(model, config, VerifiedRepair, peft_config=lora, callbacks=[turns])
 
 
 if __name__ == "__main__":
