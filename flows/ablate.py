@@ -37,6 +37,8 @@ def ablate(
         console.print(f"[dim]Prefect UI: {url}", highlight=False)
         with progress.shown(console), drained():
             rows = ablation(recipe, str(home), plan)
+    if not rows:
+        raise UserError(f"no held-out session could be scored: see the endings in {folder_of(recipe, home, plan)}.")
     shown = Table(title=f"Verified success on held-out problems after {tokens:,} sampled tokens")
     for name in rows[0]:
         shown.add_column(name)
