@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate, require
 from models.mlflow_client import connect, file_lock
-from models.registry_journal import Journal, Kind, Move, champions, now, pending
+from models.registry_journal import Event, Journal, Kind, Move, champions, now, pending
 from models.registry_store import ReleaseStore
 from models.release import Bundle, Release
+from models.trial import Serving, Trial
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION = "champion"
+TRIAL = "ratchet.trial"
 REFERENCE_ABOVE = 64 * 2**20
 """A base larger than this many bytes is referenced by path and digest, not copied into the artifact store."""
 
@@ -73,6 +75,42 @@ class Registry:
         version = self._aliased()
         return None if version is None else self._load(version)
 
+    def serving(self) -> Serving | None:
+        """Champion and trial from one read; None before the first champion.
+
+        A trial against another champion than the present one is over: nothing is left to undo after a promotion.
+        """
+        version, trial = self._pointers()
+        if version is None:
+            return None
+        champion = self.release(version)
+        if trial is None or trial.champion != version:
+            return Serving(champion)
+        return Serving(champion, trial, self.release(trial.candidate))
+
+    def set_trial(self, trial: Trial | None, *, who: str, why: str) -> None:
+        """Begin a trial, move it on, or end it (None). The same again does nothing.
+
+        Raises `ChampionMoved` when the champion is not the one the trial is against, `ReleaseDamaged` when a pinned
+        byte of the candidate changed.
+        """
+        with file_lock(self._move_lock):
+            self._reconcile()
+            version, before = self._pointers()
+            if trial == before:
+                return
+            if trial is not None and trial.champion != version:
+                raise ChampionMoved(
+                    f"the trial is against release {trial.champion}, but the champion of {self.name!r} is {version}"
+                )
+            if trial is not None:
+                self.release(trial.candidate).verify()
+            move = _new_move("trial", version, trial.candidate if trial else None, who, why)
+            move = move.model_copy(update={"trial": trial})
+            self._journal.append(move, "intent")
+            self._write_trial(trial)
+            self._journal.append(move, "done")
+
     def release(self, version: int) -> Release:
         """One release by version."""
         if version not in self._releases:
@@ -84,7 +122,7 @@ class Registry:
         return [self._load(version) for version in self._store.versions()]
 
     def history(self) -> list[Move]:
-        """Every move of the champion alias, oldest first, with who, why and evidence."""
+        """Every move of the champion alias and every trial, oldest first, with who, why and evidence."""
         return self._journal.moves()
 
     def promote(
@@ -138,7 +176,11 @@ class Registry:
     def _reconcile(self) -> list[Move]:
         settled = []
         for move in pending(self._journal.moves()):
-            if move.state == "applied" or self._champion_version() == move.to_version:
+            if move.kind == "trial":
+                state: Event = "done" if self._pointers()[1] == move.trial else "undone"
+                self._journal.append(move, state)
+                settled.append(move.model_copy(update={"state": state}))
+            elif move.state == "applied" or self._champion_version() == move.to_version:
                 self._finish(move)
                 settled.append(move.model_copy(update={"state": "done"}))
             else:
@@ -170,6 +212,25 @@ class Registry:
         if move.to_version is not None:
             self._store.annotate(move.to_version, move)
         self._journal.append(move, "done")
+
+    def _pointers(self) -> tuple[int | None, Trial | None]:
+        """Version of the champion and the trial as written, from one read."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            model = self._client.get_registered_model(self.model)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None, None
+            raise
+        version, trial = model.aliases.get(CHAMPION), model.tags.get(TRIAL)
+        return int(version) if version else None, Trial.model_validate_json(trial) if trial else None
+
+    def _write_trial(self, trial: Trial | None) -> None:
+        if trial is None:
+            self._client.delete_registered_model_tag(self.model, TRIAL)
+        else:
+            self._client.set_registered_model_tag(self.model, TRIAL, trial.model_dump_json())
 
     def _champion_version(self) -> int | None:
         version = self._aliased()

@@ -19,13 +19,18 @@ from pydantic import Field
 
 from data_contracts.gates import Gate
 from data_contracts.records import Record
+from models.trial import Trial
 
 Event = Literal["intent", "applied", "done", "undone"]
-Kind = Literal["promote", "rollback", "outside"]
+Kind = Literal["promote", "rollback", "outside", "trial"]
 
 
 class Move(Record):
-    """One move of the champion alias. `outside`: somebody moved it in MLflow, and this was noticed afterwards."""
+    """One move of the champion alias. `outside`: somebody moved it in MLflow, and this was noticed afterwards.
+
+    A `trial` moves no alias: from `from_version`, the champion, sessions go to `to_version` as `trial` says; without
+    one, a trial has ended.
+    """
 
     id: str
     kind: Kind
@@ -35,6 +40,7 @@ class Move(Record):
     why: str
     evidence: tuple[Gate, ...] = ()
     at: str = Field(description="UTC, ISO 8601")
+    trial: Trial | None = None
     state: Event = "intent"
 
 
@@ -96,7 +102,7 @@ def champions(moves: Iterable[Move]) -> list[int | None]:
     """The stack of champions, the present one last: a promotion pushes, a rollback pops down to its target."""
     stack: list[int | None] = []
     for move in moves:
-        if move.state != "done":
+        if move.state != "done" or move.kind == "trial":
             continue
         if move.kind == "rollback" and move.to_version in stack:
             while stack[-1] != move.to_version:

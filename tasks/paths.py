@@ -215,3 +215,29 @@ class RunFolder:
     def seconds(self) -> Path:
         """One line per finished stage with the seconds it took."""
         return self.root / "seconds.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFolder:
+    """What the standing services of one agent leave in a home: the gateway, canaries on live traffic, drift checks."""
+
+    home: Path
+    name: str
+
+    @property
+    def root(self) -> Path:
+        return self.home / "service" / self.name
+
+    @property
+    def audit(self) -> Path:
+        """The gateway's audit log."""
+        return self.root / "audit"
+
+    def canary(self, id: str) -> Path:
+        """The folder of one canary on live traffic."""
+        return self.root / "canary" / id
+
+    @property
+    def drift(self) -> Path:
+        """Windows, their verdicts, and the episodes that were told."""
+        return self.root / "drift"

@@ -26,8 +26,8 @@ from starlette.exceptions import HTTPException
 
 from models.chat import Chat
 from tasks.canary.audit import AuditLog, AuditRow
-from tasks.canary.config import GatewayConfig
 from tasks.canary.conversation import Conversation, Exchange, Memory
+from tasks.canary.gateway_config import GatewayConfig
 from tasks.canary.routing import Routes, Served
 from tasks.canary.serving import EnginePump
 from tasks.canary.wire import (

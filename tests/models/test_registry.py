@@ -16,6 +16,7 @@ from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld, Verdict
 from models.registry import ChampionMoved, Registry
 from models.release import Bundle, Manifest, ReleaseDamaged
+from models.trial import Trial
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -296,3 +297,28 @@ def test_two_promoters_two_readers_see_no_mix(registry: Registry, run: Run, tmp_
     moves = registry.history()
     assert len(moves) > 1 and all(move.state == "done" for move in moves)
     assert all(after.from_version == before.to_version for before, after in itertools.pairwise(moves))
+
+
+def test_a_trial_is_read_with_the_champion_it_is_against_and_ends_when_that_changes(
+    registry: Registry, tmp_path: Path
+) -> None:
+    first, second = (registry.publish(bundle(tmp_path, mark, run_id=mark)) for mark in ("a", "b"))
+    assert registry.serving() is None
+    registry.promote(first, who="t", why="first")
+    trial = Trial(id="c1", champion=first, candidate=second, share=0.05, since="2026-12-01T00:00:00+00:00")
+    registry.set_trial(trial, who="canary", why="begins")
+    serving = registry.serving()
+    assert serving is not None and (serving.champion.version, serving.trial) == (first, trial)
+    assert serving.candidate is not None and serving.candidate.version == second
+    lines = len(registry.history())
+    registry.set_trial(trial, who="canary", why="again")
+    assert len(registry.history()) == lines
+    registry.promote(second, who="t", why="better")
+    serving = registry.serving()
+    assert serving is not None and (serving.champion.version, serving.trial, serving.candidate) == (second, None, None)
+    with pytest.raises(ChampionMoved):
+        registry.set_trial(trial.model_copy(update={"stage": 1}), who="canary", why="late")
+    registry.set_trial(None, who="canary", why="over")
+    assert registry.rollback().version == first
+    serving = registry.serving()
+    assert serving is not None and (serving.champion.version, serving.trial) == (first, None)

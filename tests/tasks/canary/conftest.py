@@ -14,8 +14,8 @@ from data_contracts.records import Check, Limits, Problem
 from models.chat import Chat
 from models.starter import StarterConfig, new_model, train_tokenizer
 from tasks.canary.audit import AuditLog
-from tasks.canary.config import GatewayConfig
 from tasks.canary.gateway import Gateway
+from tasks.canary.gateway_config import GatewayConfig
 from tasks.canary.routing import Served
 from tasks.rollout.engine import Completion, EngineError, SampleRequest
 from tasks.rollout.sandbox import WarmPool
