@@ -38,25 +38,34 @@ def with_folders(fields: dict[str, Any], pack: Path) -> dict[str, Any]:
 
 
 def _files(name: str, given: str, pack: Path) -> dict[str, str]:
-    """Contents by path relative to the folder, sorted; version control and caches are left out."""
+    """What `read_folder` gives for a folder inside the pack."""
     root = (pack / given).resolve()
     if not root.is_relative_to(pack.resolve()):
         raise ValueError(f"{name}: {given!r} leaves the pack: put the folder into it")
     if not root.is_dir():
         raise ValueError(f"{name}: {given!r} is no folder in {pack}: write its path relative to the pack")
+    return read_folder(root, f"{name}: {given}")
+
+
+def read_folder(root: Path, label: str = "") -> dict[str, str]:
+    """Contents by path relative to the folder, sorted; version control and caches are left out.
+
+    ValueError, which begins with `label` (default: the folder), for what is no text or too large.
+    """
+    label = label or str(root)
+    if not root.is_dir():
+        raise ValueError(f"{label} is no folder: give one")
     paths = sorted(_walk(root))
     if not paths:
-        raise ValueError(f"{name}: {given!r} holds no file: put the problem's files into it")
+        raise ValueError(f"{label} holds no file: put the problem's files into it")
     contents: dict[str, str] = {}
     left = LARGEST_FOLDER
     for path in paths:
-        label = f"{name}: {given}/{path.relative_to(root)}"
-        contents[path.relative_to(root).as_posix()] = text = _text(label, path)
+        inner = path.relative_to(root).as_posix()
+        contents[inner] = text = _text(f"{label}/{inner}", path)
         left -= len(text.encode())
         if left < 0:
-            raise ValueError(
-                f"{name}: {given!r} holds more than {LARGEST_FOLDER >> 20} MiB: leave out what is not used"
-            )
+            raise ValueError(f"{label} holds more than {LARGEST_FOLDER >> 20} MiB: leave out what is not used")
     return contents
 
 

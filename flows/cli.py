@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
+from flows.commands import problems
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -34,10 +35,9 @@ A run that was interrupted goes on when the same command is given again.
 """
 
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-problems_app = typer.Typer(help="Problems: what an agent learns on and is measured by.", no_args_is_help=True)
 starter_app = typer.Typer(help="The starter model: small enough to learn on a laptop.", no_args_is_help=True)
 ablate_app = typer.Typer(help="Compare ways to do one thing, all else equal.", no_args_is_help=True)
-app.add_typer(problems_app, name="problems")
+app.add_typer(problems.app, name="problems")
 app.add_typer(starter_app, name="starter")
 app.add_typer(ablate_app, name="ablate")
 
@@ -158,57 +158,6 @@ def ablate_credit(
     given = changes or []
     plan = methods.split(","), seeds, tokens, points
     ablate(load_recipe(recipe, given), home, *plan, place=lambda *keys: place_of(recipe, given, *keys))
-
-
-@problems_app.command("check")
-def problems_check(
-    path: Annotated[Path, typer.Argument(help="A pack: a folder with problems.jsonl, or such a file.")],
-) -> None:
-    """Run the intake gate over a pack: does the reference solve each problem, do its checks see the fault, always?"""
-    from flows.packs import check_pack
-
-    if not check_pack(path):
-        raise typer.Exit(1)
-
-
-@problems_app.command("make")
-def problems_make(
-    out: Annotated[Path, typer.Argument(help="Folder to write problems.jsonl to.")],
-    seed: Annotated[int, typer.Option(help="Decides the problems.")] = 0,
-    n: Annotated[int, typer.Option("--n", min=1, help="Problems of each horizon.")] = 10,
-    split: Annotated[str, typer.Option(help="train or heldout: no function is on both sides.")] = "train",
-) -> None:
-    """Generate repair problems: functions with injected bugs, visible and hidden tests."""
-    from flows.packs import make_pack
-
-    typer.echo(make_pack(out, seed, n, split))
-
-
-@problems_app.command("import-verifiers")
-def problems_import(
-    taskset: Annotated[str, typer.Argument(help="Id of a taskset: the module that exports it.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write problems.jsonl to.")],
-    config: Annotated[Path | None, typer.Option(help="The taskset's settings, as TOML.")] = None,
-    solutions: Annotated[
-        Path | None, typer.Option(help='Reference solutions, one a line: {"task": NAME, "turns": [...]}.')
-    ] = None,
-    first: Annotated[int | None, typer.Option(min=1, help="Take so many tasks; default: all.")] = None,
-    solved: Annotated[float, typer.Option(help="The least reward of a solved task, up to 1.")] = 1.0,
-    horizon: Annotated[str, typer.Option(help="short, medium or long.")] = "short",
-    turns: Annotated[int, typer.Option(min=1, help="Messages that a rollout may send.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that a rollout may sample.")] = 1024,
-    seconds: Annotated[float, typer.Option(help="For one tool call, for the set-up, and for scoring.")] = 10.0,
-) -> None:
-    """Make problems of the tasks of a taskset for the package `verifiers`."""
-    from data_contracts.records import HORIZONS, Limits
-    from flows.packs import import_verifiers
-    from tasks.rollout.environments.verifiers.importing import Terms
-
-    level = next((known for known in HORIZONS if known == horizon), None)
-    if level is None:
-        raise UserError(f"--horizon {horizon}: write one of {', '.join(HORIZONS)}.")
-    terms = Terms(Limits(turns=turns, tokens=tokens, seconds=seconds, memory_mb=1024), level, solved)
-    typer.echo(import_verifiers(taskset, out, terms, config=config, solutions=solutions, first=first))
 
 
 @starter_app.command("build")

@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_with_its_remedy(pack: Path) -> None:
     assert reason(pack, folder="../x") == "folder: '../x' leaves the pack: put the folder into it"
     assert reason(pack, folder="/etc") == "folder: '/etc' leaves the pack: put the folder into it"
     assert reason(pack, hidden_folder=3) == "hidden_folder: 3 is no path: write a folder relative to the pack"
-    assert reason(pack, folder="empty") == "folder: 'empty' holds no file: put the problem's files into it"
+    assert reason(pack, folder="empty") == "folder: empty holds no file: put the problem's files into it"
     assert reason(pack, folder="binary") == "folder: binary/logo.png is no UTF-8 text (byte 1): leave it out"
     assert reason(pack, folder="nul") == "folder: nul/a is binary (a NUL byte): leave it out"
     assert reason(pack, folder="link").startswith("folder: link/passwd is no regular file: replace it by a copy")
@@ -87,4 +87,4 @@ def test_folders_have_a_limit(pack: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert reason(pack) == "folder: p/big is larger than 8 KiB: leave it out or make it smaller"
     monkeypatch.setattr(folders, "LARGEST_FILE", 2**20)
     monkeypatch.setattr(folders, "LARGEST_FOLDER", 2**12)
-    assert reason(pack).startswith("folder: 'p' holds more than 0 MiB")
+    assert reason(pack).startswith("folder: p holds more than 0 MiB")
