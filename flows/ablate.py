@@ -1,13 +1,13 @@
 """`ratchet ablate`: check what was asked for, start a Prefect API, run the arms, show the table.
 
-recipe + methods, seeds, tokens -> ablation flow -> table on the terminal, ablation.json, ablation.html
+recipe + arms, seeds, tokens -> ablation flow -> table on the terminal, ablation.json, ablation.html
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -19,21 +19,27 @@ from flows.recipe import Recipe
 from flows.services import prefect_api
 from tasks.credit.config import Method
 
+if TYPE_CHECKING:
+    from flows.ablation import Subject
+
+ARMS: dict[str, tuple[str, ...]] = {"credit": get_args(Method), "curriculum": ("uniform", "signal")}
+"""What may be compared, by subject."""
+
 
 def ablate(
-    recipe: Recipe, home: Path, methods: Sequence[str], seeds: int, tokens: int, points: int, *, place: Place
+    recipe: Recipe, home: Path, subject: Subject, arms: Sequence[str], size: tuple[int, int, int], *, place: Place
 ) -> None:
-    """Run all arms to their end, or go on with them. Raises UserError for a method that is none."""
-    known = get_args(Method)
-    if unknown := [name for name in methods if name not in known]:
-        raise UserError(f"--methods {unknown[0]}: no such credit method: write some of {', '.join(known)}.")
+    """Run all arms to their end, or go on with them; `size`: seeds, tokens, points. UserError for an unknown arm."""
+    known, (seeds, tokens, points) = ARMS[subject], size
+    if unknown := [name for name in arms if name not in known]:
+        raise UserError(f"{unknown[0]}: no way of {subject} to compare: write some of {', '.join(known)}.")
     check_given(recipe, place)
     console = Console(stderr=True)
     with prefect_api(home) as url:
         from flows.ablation import Plan, ablation, folder_of
 
-        plan = Plan(tuple(dict.fromkeys(name for name in known if name in methods)), seeds, tokens, points)
-        console.print(f"{len(plan.methods) * seeds} arms in {folder_of(recipe, home, plan)}", highlight=False)
+        plan = Plan(subject, tuple(name for name in known if name in arms), seeds, tokens, points)
+        console.print(f"{len(plan.arms) * seeds} arms in {folder_of(recipe, home, plan)}", highlight=False)
         console.print(f"[dim]Prefect UI: {url}", highlight=False)
         with progress.shown(console), drained():
             rows = ablation(recipe, str(home), plan)

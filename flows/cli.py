@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
-from flows.commands import problems
+from flows.commands import ablate, problems
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -36,10 +36,9 @@ A run that was interrupted goes on when the same command is given again.
 
 app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 starter_app = typer.Typer(help="The starter model: small enough to learn on a laptop.", no_args_is_help=True)
-ablate_app = typer.Typer(help="Compare ways to do one thing, all else equal.", no_args_is_help=True)
 app.add_typer(problems.app, name="problems")
 app.add_typer(starter_app, name="starter")
-app.add_typer(ablate_app, name="ablate")
+app.add_typer(ablate.app, name="ablate")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")
@@ -136,28 +135,6 @@ def show(
 
     folder = latest_run(home) if run_id is None else _run_folder(run_id, home)
     show_session(folder, find_session(folder, rollout_id))
-
-
-@ablate_app.command("credit")
-def ablate_credit(
-    recipe: Annotated[Path, typer.Argument(help="The recipe that all arms share.", show_default=False)],
-    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe.")] = None,
-    methods: Annotated[str, typer.Option(help="What to compare, with commas.")] = "outcome,none,process,td,branch",
-    seeds: Annotated[int, typer.Option(min=1, help="Repeats of each method, from the recipe's seed.")] = 3,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each arm may sample for training.")] = 80_000,
-    points: Annotated[int, typer.Option(min=1, help="Measurements on held-out problems after the start.")] = 2,
-    home: Home = DEFAULT_HOME,
-) -> None:
-    """Spend the same sampled tokens with each credit method, and draw held-out success against tokens.
-
-    An arm takes about as long as a run of so many tokens; the same command goes on after an interruption.
-    """
-    from flows.ablate import ablate
-    from flows.recipe import load_recipe, place_of
-
-    given = changes or []
-    plan = methods.split(","), seeds, tokens, points
-    ablate(load_recipe(recipe, given), home, *plan, place=lambda *keys: place_of(recipe, given, *keys))
 
 
 @starter_app.command("build")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,6 +35,9 @@ class CurriculumConfig(Config):
         description="generated training problems per horizon, where no pack is given",
     )
     intake: IntakeConfig = Field(default=IntakeConfig(), description="the intake gate")
+    strategy: Literal["signal", "uniform"] = Field(
+        default="signal", description="what is chosen: problems that still teach, or any with equal chance"
+    )
     problems_per_iteration: int = Field(default=16, ge=1, description="problems chosen each iteration")
     low: float = Field(default=0.2, ge=0, le=1, description="expected pass rate above which a seen problem is in band")
     high: float = Field(default=0.8, ge=0, le=1, description="expected pass rate below which a seen problem is in band")

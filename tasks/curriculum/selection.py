@@ -52,9 +52,31 @@ def select(
     if len({problem.id for problem in problems}) != len(problems):
         raise ValueError("a problem id comes twice")
     candidates = _candidates(state, problems, iteration, config, seed)
+    if config.strategy == "uniform":
+        return _uniform(candidates, iteration, config, seed)
     shares = horizon_shares(state, [h for h in HORIZONS if candidates.get(h)], iteration, config)
     quotas = _quotas(shares, {h: len(found) for h, found in candidates.items()}, config.problems_per_iteration)
     chosen = [item for horizon, quota in quotas.items() for item in _choose(candidates[horizon], quota, config)]
+    return _selection(chosen, candidates, shares, iteration)
+
+
+def _uniform(
+    candidates: Mapping[Horizon, Sequence[_Candidate]], iteration: int, config: CurriculumConfig, seed: int
+) -> Selection:
+    """Any problem with equal chance: what the curriculum is compared with."""
+    everything = sorted(item for found in candidates.values() for item in found)
+    count = min(config.problems_per_iteration, len(everything))
+    drawn = np.random.default_rng([seed, iteration]).permutation(len(everything))[:count]
+    shares = {horizon: len(found) / len(everything) for horizon, found in candidates.items()}
+    return _selection([everything[place] for place in drawn.tolist()], candidates, shares, iteration)
+
+
+def _selection(
+    chosen: Sequence[_Candidate],
+    candidates: Mapping[Horizon, Sequence[_Candidate]],
+    shares: dict[Horizon, float],
+    iteration: int,
+) -> Selection:
     reasons = [item.reason for found in candidates.values() for item in found]
     return Selection(
         iteration=iteration,

@@ -53,6 +53,30 @@ def compare_arms(points: Sequence[Point], reference: str) -> list[ArmSuccess]:
     return rows
 
 
+def tokens_to(points: Sequence[Point], arm: str, horizon: str, level: float) -> list[float | None]:
+    """Tokens that each seed of an arm had sampled when its success first reached `level`; None: it did not.
+
+    Between two measurements the curve is taken as a straight line.
+    """
+    mine = [point for point in points if point.arm == arm]
+    return [_crossing([p for p in mine if p.seed == seed], horizon, level) for seed in sorted({p.seed for p in mine})]
+
+
+def _crossing(points: Sequence[Point], horizon: str, level: float) -> float | None:
+    before: tuple[float, float] | None = None
+    for point in sorted(points, key=lambda point: point.share):
+        scored = [bool(t.outcome) for t in point.trajectories if t.scorable and horizon in (t.horizon, "all")]
+        if not scored:
+            continue
+        tokens, rate = float(point.tokens), sum(scored) / len(scored)
+        if rate >= level:
+            if before is None:
+                return tokens
+            return before[0] + (tokens - before[0]) * (level - before[1]) / (rate - before[1])
+        before = tokens, rate
+    return None
+
+
 def _rows(mine: Sequence[Point], base: Sequence[Point]) -> list[ArmSuccess]:
     seeds = {point.seed for point in base}
     both = [point for point in mine if point.seed in seeds]

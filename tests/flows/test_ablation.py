@@ -27,7 +27,7 @@ def ablate(home: Path, methods: str) -> subprocess.CompletedProcess[str]:
 def test_a_method_that_is_none_is_refused(tmp_path: Path) -> None:
     done = ablate(tmp_path, "outcome,luck")
     assert done.returncode == 2
-    assert "--methods luck: no such credit method: write some of none, outcome, process, td, branch." in done.stderr
+    assert "luck: no way of credit to compare: write some of none, outcome, process, td, branch." in done.stderr
 
 
 @pytest.mark.slow

@@ -153,3 +153,18 @@ def test_more_groups_carry_a_signal_than_under_uniform_choice():
     chosen = play(lambda state, iteration: select(state, pool, iteration, CONFIG, seed=1).problem_ids)
     assert uniform < 0.35
     assert chosen > uniform + 0.25
+
+
+def test_uniform_gives_every_problem_the_same_chance_whatever_is_known() -> None:
+    problems = [problem(f"p{i}", "short" if i < 30 else "long") for i in range(40)]
+    state = update(CurriculumState(), [outcome(f"p{i}", 4, 0) for i in range(20)], 0, CONFIG)
+    config = CONFIG.model_copy(update={"strategy": "uniform", "problems_per_iteration": 10})
+    counts = dict.fromkeys((p.id for p in problems), 0)
+    for iteration in range(1, 401):
+        chosen = select(state, problems, iteration, config, 7)
+        assert len(set(chosen.problem_ids)) == 10
+        for name in chosen.problem_ids:
+            counts[name] += 1
+    assert max(abs(count - 100) for count in counts.values()) < 35  # 400 draws of 10 in 40: 100 each, deviation 8.7
+    assert chosen.horizon_shares == {"short": 0.75, "long": 0.25}
+    assert select(state, problems[::-1], 3, config, 7) == select(state, problems, 3, config, 7)

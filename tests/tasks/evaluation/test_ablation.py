@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.evaluation.ablation import Point, compare_arms
+from tasks.evaluation.ablation import Point, compare_arms, tokens_to
 
 
 def point(make, arm: str, seed: int, share: float, outcomes: list[bool | None]) -> Point:
@@ -41,3 +41,15 @@ def test_only_the_end_is_compared_and_a_seed_without_its_reference_is_not(make_t
     assert [(row.share, row.against is None, row.seeds) for row in rows] == [(0.0, True, 2), (1.0, False, 2)]
     assert rows[1].against is not None
     assert rows[1].against.pairs == 2
+
+
+def test_tokens_to_a_level_are_read_off_a_straight_line_between_measurements(make_trajectory):
+    def at(seed: int, share: float, tokens: int, passed: int) -> Point:
+        outcomes = [True] * passed + [False] * (4 - passed)
+        return point(make_trajectory, "signal", seed, share, outcomes).model_copy(update={"tokens": tokens})
+
+    points = [at(0, 0.0, 0, 1), at(0, 0.5, 1000, 2), at(0, 1.0, 3000, 4)]  # .5 at 1,000 and 1 at 3,000: .75 at 2,000
+    points += [at(1, 0.0, 0, 1), at(1, 1.0, 3000, 2)]
+    assert tokens_to(points, "signal", "all", 0.75) == [2000.0, None]
+    assert tokens_to(points, "signal", "all", 0.25) == [0.0, 0.0]
+    assert tokens_to(points, "signal", "medium", 0.25) == [None, None]
