@@ -41,7 +41,15 @@ def select(bench: Bench, recipe: Recipe, iteration: int) -> None:
     here, known = bench.run.iteration(iteration), iteration - 1 - recipe.rollout.max_staleness
     if not here.selection.exists():
         before = bench.run.iteration(known).curriculum if known >= 0 else bench.run.root / "none"
-        select_problems(bench.run.train, before, here.selection, iteration, recipe.curriculum, recipe.seed)
+        select_problems(
+            bench.run.train,
+            before,
+            here.selection,
+            iteration,
+            recipe.curriculum,
+            recipe.seed,
+            recipe.rollout.rollouts_per_problem,
+        )
 
 
 def _one_pack(recipe: Recipe) -> bool:

@@ -34,7 +34,7 @@ from flows.report import write_report
 from flows.reward import reward_model
 from flows.runs import begin, choose_run, locked, mark, state_of
 from flows.stage import at_work, show_picture, show_table
-from flows.summary import learning_note, learning_rows, write_summary
+from flows.summary import failure_rows, learning_note, learning_rows, write_summary
 from tasks.paths import RunFolder
 
 
@@ -93,6 +93,7 @@ def learning(run: str, start: int) -> None:
                 tick(note=learning_note(bench.run, start))
         rows = learning_rows(bench.run)
         show_table("learning", rows[start:stop], f"Iterations {start} to {stop - 1}")
+        show_table("failures", failure_rows(rows[start:stop]), "How the rollouts that failed did, by iteration")
         show_picture("learning-curve", curve_png(rows), "Verified success of the training rollouts, by horizon")
 
 

@@ -13,7 +13,8 @@ from data_contracts.records import HORIZONS, Trajectory
 from data_contracts.store import read_json, read_trajectories, write_atomic
 from flows import figures
 from flows.recipe import Recipe
-from flows.summary import learning_rows
+from flows.summary import failure_rows, learning_rows
+from tasks.curriculum.failures import MEANS
 from tasks.paths import RunFolder, Sessions
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
@@ -39,6 +40,8 @@ def write_report(run: RunFolder, summary: dict[str, Any]) -> Path:
             figures.svg(figures.mismatch_along(rows, "position", "eighth of the sampled tokens")),
             figures.svg(figures.mismatch_along(rows, "turn", "turn")),
         ],
+        failures=failure_rows(rows),
+        failure_means={kind.replace("_", " "): meaning for kind, meaning in MEANS.items()},
         sessions=_sessions(run),
         batch=_last_batch(run),
         recipe=recipe.model_dump_json(indent=1),

@@ -6,7 +6,7 @@ run folder -> summary.json, rows for tables
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from data_contracts.gates import Gate, Verdict
@@ -15,6 +15,7 @@ from data_contracts.records import HORIZONS
 from data_contracts.store import read_json, read_jsonl, write_json
 from flows.recipe import Recipe
 from flows.stage import kept_gates
+from tasks.curriculum.failures import FAILURES
 from tasks.paths import RunFolder
 
 PARTS = (*HORIZONS, "all")
@@ -52,6 +53,16 @@ def learning_rows(run: RunFolder) -> list[dict[str, Any]]:
     """The metrics of every iteration that is done, in order."""
     done = sorted(run.root.glob("iterations/*/metrics.json"))
     return [{"iteration": int(path.parent.name), **read_json(path)} for path in done]
+
+
+def failure_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How many rollouts failed in which way, a row an iteration; nothing of iterations that did not count them."""
+    kinds = [f"failures.{kind}" for kind in FAILURES]
+    counted = [row for row in rows if kinds[0] in row]
+    return [
+        {"iteration": row["iteration"], **{name.partition(".")[2].replace("_", " "): row[name] for name in kinds}}
+        for row in counted
+    ]
 
 
 def learning_note(run: RunFolder, start: int) -> str:

@@ -1,6 +1,6 @@
 """One iteration in figures: what was sampled, what it was worth, what was learnt.
 
-trajectories + gates + TrainReport + GroupSignal -> flat metrics (None: nothing to measure)
+trajectories + gates + TrainReport + IterationSignal -> flat metrics (None: nothing to measure)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from data_contracts.gates import Gate
 from data_contracts.records import HORIZONS, ORIGINS, Trajectory, policy_number
 from data_contracts.store import read_json, read_trajectories
 from tasks.credit.branch import BranchReport
-from tasks.curriculum.state import GroupSignal
+from tasks.curriculum.state import IterationSignal
 from tasks.reward.terms import scalar_reward
 from tasks.training.reports import TrainReport
 
@@ -27,7 +27,7 @@ def iteration_metrics(
     trajectories: Path,
     gates: Sequence[Gate],
     trained: TrainReport,
-    signal: GroupSignal,
+    signal: IterationSignal,
     weights: Mapping[str, float],
     branches: Path,
 ) -> Metrics:
@@ -45,7 +45,8 @@ def iteration_metrics(
         "staleness.mean_versions": _staleness(rollouts),
         **_context(rollouts),
         **{f"mismatch.{name}": _number(value) for name, value in mismatch.items() if name not in NO_METRICS},
-        **{f"groups.{name}": value for name, value in signal.model_dump().items()},
+        **{f"groups.{name}": value for name, value in signal.groups.model_dump().items()},
+        **{f"failures.{kind}": count for kind, count in signal.failures.items()},
         **{f"training.{name}": _number(value) for name, value in trained.model_dump().items() if name != "digest"},
     }
 

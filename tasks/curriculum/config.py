@@ -39,6 +39,11 @@ class CurriculumConfig(Config):
         default="signal", description="what is chosen: problems that still teach, or any with equal chance"
     )
     problems_per_iteration: int = Field(default=16, ge=1, description="problems chosen each iteration")
+    token_budget: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens that an iteration may be expected to sample; dear problems then have to earn it",
+    )
     low: float = Field(default=0.2, ge=0, le=1, description="expected pass rate above which a seen problem is in band")
     high: float = Field(default=0.8, ge=0, le=1, description="expected pass rate below which a seen problem is in band")
     unseen_share: float = Field(default=0.5, ge=0, le=1, description="share of the choice for problems not seen yet")

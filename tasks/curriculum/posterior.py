@@ -46,6 +46,19 @@ def prior_rate(state: CurriculumState, problem: Problem, iteration: int, config:
     return sum(rates) / len(rates) if rates else horizon_rate
 
 
+def expected_tokens(state: CurriculumState, problem: Problem, iteration: int, config: CurriculumConfig) -> float:
+    """Tokens that a rollout of a problem is expected to sample.
+
+    Its own mean, shrunk to its horizon's by `prior_strength` rollouts; where nothing of its horizon is known, half of
+    what its limits allow.
+    """
+    level = _level(state, problem.horizon, iteration, config)
+    usual = level.tokens / level.rollouts if level.rollouts else problem.limits.tokens / 2
+    record = state.problems.get(problem.id)
+    own = (record.tally if record else Tally()).at(iteration, config.problem_forgetting)
+    return (config.prior_strength * usual + own.tokens) / (config.prior_strength + own.rollouts)
+
+
 def success_rate(state: CurriculumState, horizon: Horizon, iteration: int, config: CurriculumConfig) -> float:
     """Recent success rate of a horizon, shrunk towards 0: the ladder moves on evidence, not on its absence."""
     return _shrunk(_level(state, horizon, iteration, config), 0.0, config.prior_strength)

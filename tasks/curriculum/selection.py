@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from data_contracts.records import HORIZONS, Horizon, Problem, Record
 from tasks.curriculum.config import CurriculumConfig
-from tasks.curriculum.posterior import belief, success_rate
+from tasks.curriculum.posterior import belief, expected_tokens, success_rate
 from tasks.curriculum.state import CurriculumState
 
 Reason = Literal["replay", "unseen", "band", "spare"]
@@ -28,6 +29,7 @@ class Selection(Record):
     problem_ids: tuple[str, ...]
     reasons: dict[str, Reason]
     expected_rates: dict[str, float]
+    expected_tokens: dict[str, float] = Field(default={}, description="of one rollout")
     horizon_shares: dict[Horizon, float]
     pool: dict[Reason, int]
 
@@ -37,15 +39,23 @@ class _Candidate(NamedTuple):
     reason: Reason
     score: float
     mean: float
+    tokens: float
 
 
 def select(
-    state: CurriculumState, problems: Sequence[Problem], iteration: int, config: CurriculumConfig, seed: int
+    state: CurriculumState,
+    problems: Sequence[Problem],
+    iteration: int,
+    config: CurriculumConfig,
+    seed: int,
+    rollouts: int = 1,
 ) -> Selection:
     """Choose `problems_per_iteration` distinct problems, or all where there are fewer.
 
     Within a horizon: up to `replay_share` recent failures, `unseen_share` unseen problems, the rest in band; what one
-    kind lacks, another fills. Raises ValueError when there is nothing to choose from or an id comes twice.
+    kind lacks, another fills. With a `token_budget` problems are ranked by signal a token, and those with the least go
+    until `rollouts` of each are expected to stay within it (one problem always stays).
+    Raises ValueError when there is nothing to choose from or an id comes twice.
     """
     if not problems:
         raise ValueError("no problem to choose from: none was admitted")
@@ -57,7 +67,20 @@ def select(
     shares = horizon_shares(state, [h for h in HORIZONS if candidates.get(h)], iteration, config)
     quotas = _quotas(shares, {h: len(found) for h, found in candidates.items()}, config.problems_per_iteration)
     chosen = [item for horizon, quota in quotas.items() for item in _choose(candidates[horizon], quota, config)]
-    return _selection(chosen, candidates, shares, iteration)
+    return _selection(_affordable(chosen, rollouts, config), candidates, shares, iteration)
+
+
+def _affordable(chosen: Sequence[_Candidate], rollouts: int, config: CurriculumConfig) -> list[_Candidate]:
+    """The chosen problems that fit the token budget, in their order; the best a token are taken first."""
+    if config.token_budget is None:
+        return list(chosen)
+    kept: set[str] = set()
+    left = float(config.token_budget)
+    for item in sorted(chosen, key=lambda item: -item.score):
+        if not kept or item.tokens * rollouts <= left:
+            kept.add(item.problem_id)
+            left -= item.tokens * rollouts
+    return [item for item in chosen if item.problem_id in kept]
 
 
 def _uniform(
@@ -83,6 +106,7 @@ def _selection(
         problem_ids=tuple(item.problem_id for item in chosen),
         reasons={item.problem_id: item.reason for item in chosen},
         expected_rates={item.problem_id: item.mean for item in chosen},
+        expected_tokens={item.problem_id: item.tokens for item in chosen},
         horizon_shares=shares,
         pool={reason: reasons.count(reason) for reason in ("replay", "unseen", "band", "spare")},
     )
@@ -111,12 +135,15 @@ def _candidates(
     """All problems by horizon, best first. Sorted by id before drawing, so that their order in the pool is nothing."""
     ordered = sorted(problems, key=lambda problem: problem.id)
     beliefs = [belief(state, problem, iteration, config) for problem in ordered]
+    costs = [expected_tokens(state, problem, iteration, config) for problem in ordered]
     alpha, beta = np.array(beliefs, dtype=np.float64).T
     drawn = np.random.default_rng([seed, iteration]).beta(alpha, beta)
     found: dict[Horizon, list[_Candidate]] = {}
-    for problem, known, rate in zip(ordered, beliefs, drawn.tolist(), strict=True):
+    for problem, known, cost, rate in zip(ordered, beliefs, costs, drawn.tolist(), strict=True):
         reason = _reason(state, problem.id, known.mean, iteration, config)
-        item = _Candidate(problem.id, reason, rate * (1 - rate), known.mean)
+        signal = rate * (1 - rate)
+        score = signal if config.token_budget is None else signal / cost
+        item = _Candidate(problem.id, reason, score, known.mean, cost)
         found.setdefault(problem.horizon, []).append(item)
     return {h: sorted(items, key=lambda item: -item.score) for h, items in found.items()}
 

@@ -16,7 +16,7 @@ from data_contracts.validate import Rejection
 from tasks.curriculum.config import CurriculumConfig, IntakeConfig
 from tasks.curriculum.intake import IntakeResult, intake
 from tasks.curriculum.selection import Selection, select
-from tasks.curriculum.state import CurriculumState, GroupSignal, group_signal, outcomes_of, update
+from tasks.curriculum.state import CurriculumState, IterationSignal, iteration_signal, outcomes_of, update
 from tasks.problems import admitted
 
 
@@ -48,11 +48,17 @@ def check_problems(
 
 @task(name="select", cache_policy=NO_CACHE)
 def select_problems(
-    problems: Path, state: Path, selection: Path, iteration: int, config: CurriculumConfig, seed: int
+    problems: Path,
+    state: Path,
+    selection: Path,
+    iteration: int,
+    config: CurriculumConfig,
+    seed: int,
+    rollouts: int,
 ) -> Selection:
     """Choose the problems of an iteration and write the choice; a missing `state` is an empty one."""
     memory = CurriculumState.model_validate(read_json(state)) if state.exists() else CurriculumState()
-    chosen = select(memory, list(admitted(problems).values()), iteration, config, seed)
+    chosen = select(memory, list(admitted(problems).values()), iteration, config, seed, rollouts)
     write_json(selection, chosen.model_dump(mode="json"))
     return chosen
 
@@ -60,9 +66,9 @@ def select_problems(
 @task(name="update curriculum", cache_policy=NO_CACHE)
 def update_curriculum(
     problems: Path, trajectories: Path, before: Path, after: Path, iteration: int, config: CurriculumConfig
-) -> GroupSignal:
+) -> IterationSignal:
     """Write the state after an iteration; `before` and `after` are different files, so that a repeat counts once."""
     memory = CurriculumState.model_validate(read_json(before)) if before.exists() else CurriculumState()
     outcomes = outcomes_of(read_trajectories(trajectories), admitted(problems))
     write_json(after, update(memory, outcomes, iteration, config).model_dump(mode="json"))
-    return group_signal(outcomes)
+    return iteration_signal(outcomes)

@@ -11,7 +11,7 @@ import pytest
 from data_contracts.records import Trajectory, Turn
 from data_contracts.store import write_json, write_trajectories
 from tasks.credit.branch import BranchReport
-from tasks.curriculum.state import GroupSignal
+from tasks.curriculum.state import iteration_signal
 from tasks.metrics import _branches, _context, iteration_metrics
 from tasks.rollout.gate import mismatch_gate
 from tasks.training.reports import MismatchReport, TrainReport
@@ -58,7 +58,7 @@ def test_the_mismatch_is_told_by_position_by_turn_and_apart_from_staleness(
         skipped_by_loss=0, idle_segments=0, mean_abs_diff=None, mean_weight=1, learning_rate=1, digest="d", seconds=0,
         cpu_seconds=0,
     )  # fmt: skip
-    signal = GroupSignal(groups=0, mixed=0, all_passed=0, all_failed=0)
+    signal = iteration_signal([])
     found = iteration_metrics(tmp_path / "t.parquet", [gate], trained, signal, {"outcome": 1.0}, tmp_path / "none")
     mismatch = {name: value for name, value in found.items() if name.startswith("mismatch.") and value is not None}
     assert mismatch == {

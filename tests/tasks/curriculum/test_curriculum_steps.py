@@ -16,15 +16,16 @@ def test_an_iteration_from_choice_to_state_and_back(make_trajectory, tmp_path):
     write_pack(tmp_path, pool)
     config = CurriculumConfig(problems_per_iteration=2)
     states = [tmp_path / f"state-{i}.json" for i in range(2)]
-    chosen = select_problems.fn(tmp_path, states[0], tmp_path / "selection.json", 0, config, 3)
+    chosen = select_problems.fn(tmp_path, states[0], tmp_path / "selection.json", 0, config, 3, 2)
     assert read_json(tmp_path / "selection.json")["problem_ids"] == list(chosen.problem_ids)
     rollouts = [make_trajectory(name, i, outcome=i == 0) for name in chosen.problem_ids for i in range(2)]
     write_trajectories(tmp_path / "trajectories.parquet", rollouts)
     for _ in range(2):
         signal = update_curriculum.fn(tmp_path, tmp_path / "trajectories.parquet", *states, 0, config)
-        assert (signal.groups, signal.mixed) == (2, 2)
+        assert (signal.groups.groups, signal.groups.mixed) == (2, 2)
+        assert sum(signal.failures.values()) == signal.failures["never_acted"] == 2
         assert {name: r["tried"] for name, r in read_json(states[1])["problems"].items()} == {
             name: 2 for name in chosen.problem_ids
         }
-    later = select_problems.fn(tmp_path, states[1], tmp_path / "next.json", 1, config, 3)
+    later = select_problems.fn(tmp_path, states[1], tmp_path / "next.json", 1, config, 3, 2)
     assert not set(later.problem_ids) & set(chosen.problem_ids)

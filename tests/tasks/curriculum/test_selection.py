@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from data_contracts.records import Check, Problem
 from tasks.curriculum.config import CurriculumConfig
+from tasks.curriculum.posterior import expected_tokens
 from tasks.curriculum.selection import horizon_shares, select
 from tasks.curriculum.state import CurriculumState, ProblemOutcome, update
 
@@ -168,3 +169,36 @@ def test_uniform_gives_every_problem_the_same_chance_whatever_is_known() -> None
     assert max(abs(count - 100) for count in counts.values()) < 35  # 400 draws of 10 in 40: 100 each, deviation 8.7
     assert chosen.horizon_shares == {"short": 0.75, "long": 0.25}
     assert select(state, problems[::-1], 3, config, 7) == select(state, problems, 3, config, 7)
+
+
+def test_dear_problems_have_to_earn_their_tokens_under_a_budget() -> None:
+    cheap, dear = [problem(f"c{i}") for i in range(4)], [problem(f"d{i}") for i in range(4)]
+    told = [ProblemOutcome(problem_id=p.id, horizon="short", passed=2, failed=2, tokens=4 * 50) for p in cheap]
+    told += [ProblemOutcome(problem_id=p.id, horizon="short", passed=2, failed=2, tokens=4 * 950) for p in dear]
+    changes = {"problems_per_iteration": 8, "unseen_share": 0.0, "replay_share": 0.0, "rest": 0}
+    config = CONFIG.model_copy(update=changes | {"prior_strength": 1e-9})
+    state = update(CurriculumState(), told, 0, config)
+    free = select(state, cheap + dear, 1, config, 0, rollouts=4)
+    assert len(free.problem_ids) == 8
+    assert free.expected_tokens["c0"] == pytest.approx(50)
+    assert free.expected_tokens["d3"] == pytest.approx(950)
+    budget = config.model_copy(update={"token_budget": 4 * (4 * 50 + 950) + 1})
+    tight = select(state, cheap + dear, 1, budget, 0, rollouts=4)
+    assert {name for name in tight.problem_ids if name.startswith("c")} == {p.id for p in cheap}
+    assert len(tight.problem_ids) == 5, "one dear problem is paid for"
+    assert len(select(state, dear, 1, config.model_copy(update={"token_budget": 1}), 0, rollouts=4).problem_ids) == 1
+
+
+def test_tokens_of_what_was_never_tried_are_its_horizons_or_half_its_limit() -> None:
+    new, other = problem("new"), problem("other", "medium")
+    config = CONFIG.model_copy(update={"prior_strength": 2.0})
+    state = update(
+        CurriculumState(), [ProblemOutcome(problem_id="x", horizon="short", passed=1, failed=3, tokens=400)], 0, config
+    )
+    assert expected_tokens(state, new, 0, config) == pytest.approx(100)
+    assert expected_tokens(state, other, 0, config) == other.limits.tokens / 2
+    again = update(
+        state, [ProblemOutcome(problem_id="new", horizon="short", passed=2, failed=0, tokens=600)], 1, config
+    )
+    level = (400 * 0.8 + 600) / (4 * 0.8 + 2)
+    assert expected_tokens(again, new, 1, config) == pytest.approx((2 * level + 600) / (2 + 2))
