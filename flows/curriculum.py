@@ -1,6 +1,6 @@
 """Problems come in: generated or from a pack, through the intake gate, the rest to quarantine.
 
-pack or generator -> source/<split>.jsonl -> intake -> problems/train.jsonl, problems/heldout.jsonl
+pack or generator -> source/<split>.jsonl -> intake -> apart from the held-out ones -> problems/{train,heldout}.jsonl
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flows import progress
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from tasks.curriculum.intake import intake_gate
-from tasks.curriculum.steps import check_problems, select_problems
+from tasks.curriculum.steps import check_problems, drop_contaminated, select_problems
 from tasks.curriculum.supply import split_pack, write_generated, write_problems
 from tasks.workbench import Bench
 
@@ -31,6 +31,7 @@ def curriculum(run: str) -> None:
         if not done:
             with clock(bench.run, "curriculum"):
                 done = _admit_pack(bench, recipe) if _one_pack(recipe) else _admit_both(bench, recipe)
+                done.append(_apart(bench, recipe))
             keep_gates(bench.run, "intake", done)
         show_table("intake", gate_rows(done), "Which share of the problems can be used")
         require(*done)
@@ -69,6 +70,16 @@ def _admit_pack(bench: Bench, recipe: Recipe) -> list[Gate]:
 def _admit_both(bench: Bench, recipe: Recipe) -> list[Gate]:
     sides: tuple[tuple[Split, Path], ...] = (("train", bench.run.train), ("heldout", bench.run.heldout))
     return [_admit(bench, recipe, _source(bench, recipe, split), admitted, split) for split, admitted in sides]
+
+
+def _apart(bench: Bench, recipe: Recipe) -> Gate:
+    """No training problem gives a held-out one away; those that would go to quarantine."""
+    config = recipe.curriculum.intake
+    lost = 0
+    if config.contaminated == "drop":
+        lost = drop_contaminated(bench.run.train, bench.run.heldout, bench.run.quarantine, config, bench.run.id)
+    kept = len(read_pack(bench.run.train).problems)
+    return intake_gate(kept, lost, config).model_copy(update={"name": "intake.contamination"})
 
 
 def _admit(bench: Bench, recipe: Recipe, source: Path, admitted: Path, what: str) -> Gate:

@@ -16,6 +16,12 @@ class IntakeConfig(Config):
     repeats: int = Field(default=3, ge=1, description="verdicts of the untouched problem that must agree")
     solution_repeats: int = Field(default=3, ge=1, description="verdicts of the reference solution that must agree")
     workers: int = Field(default=4, ge=1, description="problems checked at the same time")
+    contaminated: Literal["drop", "keep"] = Field(
+        default="drop", description="what becomes of training problems that are like a held-out one"
+    )
+    near_duplicate: float = Field(
+        default=0.9, gt=0, le=1, description="likeness of two solutions (shared 13-grams, Jaccard) that counts as that"
+    )
     minimum_share: float = Field(
         default=0.5, ge=0, le=1, description="share of the problems that must be admitted, or the intake gate fails"
     )

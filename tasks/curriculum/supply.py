@@ -14,6 +14,7 @@ from data_contracts.errors import UserError
 from data_contracts.records import HORIZONS, Horizon, Problem
 from data_contracts.store import write_atomic
 from tasks.curriculum.generator.problems import generate
+from tasks.curriculum.overlap import family
 
 HELDOUT_SHARE = 0.25
 """Share of a pack that is held out, where no pack of held-out problems is given."""
@@ -32,20 +33,24 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
     write_atomic(path, "".join(problem.model_dump_json() + "\n" for problem in problems))
 
 
-def is_held_out(problem_id: str, share: float = HELDOUT_SHARE) -> bool:
-    """Which side of a pack a problem is on: by a hash of its id, so that it never changes sides."""
-    digest = hashlib.sha256(f"heldout:{problem_id}".encode()).digest()
+def is_held_out(problem: Problem, share: float = HELDOUT_SHARE) -> bool:
+    """Which side of a pack a problem is on: by a hash of what it asks for, so that it never changes sides.
+
+    Problems with one solution, as mutants of one module are, are on one side.
+    """
+    digest = hashlib.sha256(f"heldout:{family(problem)}".encode()).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
 def split_pack(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
     """(to train on, held out). Raises UserError when one side would be empty."""
-    held = [problem for problem in problems if is_held_out(problem.id)]
-    train = [problem for problem in problems if not is_held_out(problem.id)]
+    held = [problem for problem in problems if is_held_out(problem)]
+    train = [problem for problem in problems if not is_held_out(problem)]
     if not held or not train:
+        families = len({family(problem) for problem in problems})
         raise UserError(
-            f"a pack with {len(problems)} usable problems is too small to hold some out: "
-            "add problems, or give curriculum.heldout_pack."
+            f"a pack with {len(problems)} usable problems and {families} different solutions is "
+            "too small to hold some out: add problems, or give curriculum.heldout_pack."
         )
     return train, held
 

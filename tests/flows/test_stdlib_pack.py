@@ -104,6 +104,7 @@ def test_the_pack_is_rolled_out_and_reported(pack: Path, tmp_path: Path) -> None
         "iterations": 1, "curriculum.pack": str(pack), "curriculum.heldout_pack": str(pack),
         "curriculum.problems_per_iteration": len(CALLS), "rollout.rollouts_per_problem": 2,
         "release.name": "stdlib-agent",
+        "curriculum.intake.contaminated": "keep",  # the same pack on both sides
     }  # fmt: skip
     changes = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     done = ratchet("run", str(ROOT / "infra/recipes/smoke.toml"), "--home", str(tmp_path), *changes)

@@ -118,14 +118,15 @@ def test_the_gate_wants_a_share_admitted(counts, verdict):
 
 def test_the_step_keeps_what_it_drops(pool, tmp_path):
     file = write_pack(tmp_path, [problem("good"), problem("bad", solution=BUG)])
-    append_jsonl(file, '{"id": "torn"', problem("last").model_dump_json())
+    append_jsonl(file, '{"id": "torn"', problem("last", prompt="again").model_dump_json())
+    append_jsonl(file, problem("copy").model_dump_json())
     out, quarantine = tmp_path / "train.jsonl", tmp_path / "quarantine"
     for source in (tmp_path, file):
-        assert check_problems.fn(source, out, quarantine, pool, IntakeConfig(), "run") == (2, 2)
+        assert check_problems.fn(source, out, quarantine, pool, IntakeConfig(), "run") == (2, 3)
     assert [p.id for p in read_pack(out).problems] == ["good", "last"]
     kept = Quarantine(quarantine)
-    assert kept.counts("problems") == {"readable": 1, "intake": 1}
-    torn, bad = kept.rows("problems")
+    assert kept.counts("problems") == {"readable": 1, "intake": 1, "duplicate": 1}
+    torn, bad, copy = kept.rows("problems")
     assert (torn["key"], torn["reason"]) == (
         "line 3",
         f"{file}:3: not JSON (Expecting ',' delimiter at column 14): write one object on one line",
@@ -135,4 +136,5 @@ def test_the_step_keeps_what_it_drops(pool, tmp_path):
         f"{file}:2: the reference solution fails: visible check 'a': assert double(3) == 6 : got 4: "
         "mend the solution or the check",
     )
+    assert (copy["key"], copy["reason"]) == ("copy", f"{file}:5: it is good again: leave one out")
     assert Problem.model_validate(bad["row"]) == problem("bad", solution=BUG)
