@@ -1,4 +1,4 @@
-"""`ratchet problems`: check, make, mutate, import-verifiers."""
+"""`ratchet problems`: check, stats, make, mutate, import-verifiers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ def problems_check(
 
     if not check_pack(path):
         raise typer.Exit(1)
+
+
+@app.command("stats")
+def problems_stats(
+    path: Annotated[Path, typer.Argument(help="A pack: a folder with problems.jsonl, or such a file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show what a pack holds: sizes by horizon, kinds, copies, and how much of it a run would hold out."""
+    import json
+
+    from flows.pack_stats import pack_stats, show_stats
+
+    if as_json:
+        typer.echo(json.dumps(pack_stats(path), indent=1))
+    else:
+        show_stats(path)
 
 
 @app.command("make")

@@ -23,8 +23,8 @@ def test_each_block_says_what_the_page_says(tmp_path: Path) -> None:
     shim.chmod(0o755)
     paths = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     blocks = BLOCK.findall(PAGE.read_text())
-    assert [kind for kind, _ in blocks] == [*["sh", "text"] * 5, "toml"]
-    for (_, command), (_, expected) in zip(blocks[:10:2], blocks[1:10:2], strict=True):
+    assert [kind for kind, _ in blocks] == [*["sh", "text"] * 6, "toml"]
+    for (_, command), (_, expected) in zip(blocks[:12:2], blocks[1:12:2], strict=True):
         if "import-verifiers" in command and importlib.util.find_spec("verifiers") is None:
             pytest.skip("from here on the page needs the package verifiers: pip install -e '.[dev]'")
         done = subprocess.run(
