@@ -16,9 +16,9 @@ from data_contracts.store import read_json, read_trajectories, write_json
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from models.fingerprint import digest_folder
-from models.release import Bundle
+from models.release import Bundle, file_digest
 from tasks.evaluation.report import by_mode
-from tasks.release.publish import Outcomes, code_revision, file_digest, outcomes_by_problem
+from tasks.release.publish import Outcomes, code_revision, outcomes_by_problem
 from tasks.release.steps import bootstrap, judge, publish, reconcile
 from tasks.workbench import Bench
 
