@@ -34,6 +34,10 @@ class ChampionMoved(UserError):
     """The champion is not the one that the evidence was measured against."""
 
 
+class TrialMoved(UserError):
+    """The trial is not the one that the caller moves on or ends: another canary began meanwhile."""
+
+
 class Registry(RegistryView):
     """Releases of one agent. Everything under `home` (lock, journal) belongs to the machine that promotes."""
 
@@ -127,17 +131,20 @@ class Registry(RegistryView):
             self._carry_out("rollback", found.champion, release.version, who, why)
         return release
 
-    def set_trial(self, trial: Trial | None, *, who: str, why: str) -> None:
+    def set_trial(self, trial: Trial | None, *, who: str, why: str, only_if: str | None = None) -> None:
         """Begin a trial, move it on, or end it (None). The same again does nothing.
 
-        Raises `ChampionMoved` when the champion is not the one the trial is against, `ReleaseRefused` for a candidate
-        that is incomplete, damaged or in quarantine.
+        With `only_if` it happens only while the trial of that id goes on: `TrialMoved` otherwise. Raises
+        `ChampionMoved` when the champion is not the one the trial is against, `ReleaseRefused` for a candidate that is
+        incomplete, damaged or in quarantine.
         """
         with file_lock(self._move_lock):
             self._reconcile()
             found = self.pointers()
             if trial == found.trial:
                 return
+            if only_if is not None and (found.trial is None or found.trial.id != only_if):
+                raise TrialMoved(f"trial {only_if} of {self.name!r} is over: now it is {found.trial}")
             if trial is not None and trial.champion != found.champion:
                 raise ChampionMoved(
                     f"the trial is against release {trial.champion}, but the champion of {self.name!r} is "

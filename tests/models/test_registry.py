@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +10,9 @@ import pytest
 
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld, Verdict
-from models.registry import ChampionMoved, Registry
-from models.release import Bundle, Manifest, ReleaseDamaged
+from models.registry import ChampionMoved, Registry, TrialMoved
+from models.registry_retention import Doomed
+from models.release import Bundle, Manifest, ReleaseDamaged, ReleaseRefused
 from models.trial import Trial
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -227,3 +224,101 @@ def test_a_trial_is_read_with_the_champion_it_is_against_and_ends_when_that_chan
     assert registry.rollback().version == first
     serving = registry.serving()
     assert serving is not None and (serving.champion.version, serving.trial) == (first, None)
+
+
+def test_a_quarantined_release_is_refused_until_the_quarantine_is_lifted(registry: Registry, tmp_path: Path) -> None:
+    one, two = (registry.publish(bundle(tmp_path, mark)) for mark in "ab")
+    registry.promote(one, who="ann", why="first")
+    trial = Trial(id="c1", champion=one, candidate=two, share=0.05, since="2026-12-01T00:00:00+00:00")
+    registry.set_trial(trial, who="canary", why="begins")
+    with pytest.raises(TrialMoved, match="trial c0 of"):
+        registry.set_trial(None, who="canary", why="late", only_if="c0")
+    registry.quarantine_release(two, who="ann", why="it leaks secrets")
+    assert registry.pointers().trial is None, "its trial ended with it"
+    with pytest.raises(ReleaseRefused, match="release 2 is in quarantine: it leaks secrets"):
+        registry.promote(two, who="bob", why="x")
+    with pytest.raises(ReleaseRefused, match="in quarantine"):
+        registry.set_trial(trial, who="canary", why="again")
+    with pytest.raises(UserError, match="is the first champion of"):
+        registry.quarantine_release(one, who="ann", why="and this one")
+    registry.lift_quarantine(two, who="bob", why="false alarm")
+    assert registry.promote(two, who="bob", why="better").version == two
+    assert [(move.kind, move.release, move.who) for move in registry.history()][2:4] == [
+        ("quarantine", two, "ann"),
+        ("lift", two, "bob"),
+    ]
+
+
+def test_a_champion_in_quarantine_is_rolled_back_to_the_nearest_that_may_serve(
+    registry: Registry, tmp_path: Path
+) -> None:
+    one, two, three = (registry.publish(bundle(tmp_path, mark)) for mark in "abc")
+    for version in (one, two, three):
+        registry.promote(version, who="ann", why="up")
+    registry.quarantine_release(two, who="ann", why="bad")
+    registry.quarantine_release(three, who="ann", why="bad too")
+    assert registry.champion().version == one  # type: ignore[union-attr]
+    registry._pointers.write_champion(two)
+    assert [move.kind for move in registry.reconcile()] == ["outside", "rollback"]
+    assert registry.champion().version == one  # type: ignore[union-attr]
+    assert registry.history()[-1].why == "release 2 is in quarantine: bad"
+
+
+def test_rollback_to_a_version_goes_to_former_champions_alone(registry: Registry, tmp_path: Path) -> None:
+    one, two, three, four = (registry.publish(bundle(tmp_path, mark)) for mark in "abcd")
+    for version in (one, two, three):
+        registry.promote(version, who="ann", why="up")
+    assert registry.rollback_targets() == [two, one]
+    with pytest.raises(UserError, match="release 4 has never been champion"):
+        registry.rollback(to=four)
+    assert registry.rollback(to=one).version == one
+    with pytest.raises(UserError, match="release 3 was rolled back from"):
+        registry.rollback(to=three)
+    assert registry.rollback_targets() == []
+
+
+def test_a_release_with_an_unregistered_component_is_refused(registry: Registry, tmp_path: Path) -> None:
+    version = registry.publish(bundle(tmp_path, "a"))
+    registry._retention.delete(Doomed(components=((f"{registry.name}-reward", 1),)))
+    with pytest.raises(ReleaseDamaged, match="release 1 is incomplete: its reward, version 1 of"):
+        registry.promote(version, who="ann", why="x")
+
+
+def test_a_release_keeps_its_reference_when_the_run_is_deleted(registry: Registry, tmp_path: Path) -> None:
+    table = tmp_path / "reference.parquet"
+    table.write_bytes(b"rows")
+    offered = bundle(tmp_path, "a").model_copy(update={"reference": table, "compared_with": 0})
+    release = registry.release(registry.publish(offered))
+    table.unlink()
+    assert release.reference_path is not None and release.reference_path.read_bytes() == b"rows"
+    release.verify()
+    release.reference_path.write_bytes(b"other rows")
+    with pytest.raises(ReleaseDamaged, match="reference of release 1"):
+        release.verify()
+    assert registry.release(registry.publish(bundle(tmp_path, "b"))).reference_path is None
+    with pytest.raises(UserError, match=r"the reference to release, .*, does not exist"):
+        registry.publish(bundle(tmp_path, "c").model_copy(update={"reference": table}))
+
+
+def test_collection_deletes_what_is_old_and_nothing_that_is_needed(registry: Registry, tmp_path: Path) -> None:
+    """Releases 1 and 2 were champions, 3 is on trial, 5 is the newest: only 4 may go."""
+    for mark in "abcde":
+        registry.publish(bundle(tmp_path, mark))
+    registry.promote(1, who="ann", why="first")
+    registry.promote(2, who="ann", why="better")
+    trial = Trial(id="c1", champion=2, candidate=3, share=0.05, since="2026-12-01T00:00:00+00:00")
+    registry.set_trial(trial, who="canary", why="begins")
+    policy = registry.release(4).policy_path
+    assert registry.collect(keep_last=1, keep_days=1, who="ann", why="tidy").releases == (), "all are young"
+    planned = registry.collect(keep_last=1, keep_days=0, who="ann", why="tidy", dry_run=True)
+    assert (planned.releases, registry.versions()) == ((4,), [1, 2, 3, 4, 5]), "a dry run deletes nothing"
+    assert registry.collect(keep_last=1, keep_days=0, who="ann", why="tidy") == planned
+    assert registry.versions() == [1, 2, 3, 5] and not policy.exists()
+    for release in registry.releases():
+        registry._reader.require_whole(release)
+    assert registry.champion().base_path.is_dir(), "the base is shared with what was deleted"  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="there is no release 4"):
+        registry.promote(4, who="ann", why="x")
+    assert registry.publish(bundle(tmp_path, "d")) == 6, "published again, it is a new version"
+    assert registry.collect(keep_last=2, keep_days=0, who="ann", why="tidy").releases == ()
+    assert registry.rollback().version == 1
