@@ -2,7 +2,7 @@
 
 stdin: a JSON list of commands, which run at the same time -> stdout: a JSON list of {"exit": int, "result": ...}
 
-Importing MLflow and its first use cost seconds; forking the one that paid makes a test with a hundred killed processes possible.
+Importing MLflow and its first use cost seconds: forking the one that paid makes a hundred killed processes possible.
 """
 
 from __future__ import annotations
