@@ -137,8 +137,9 @@ def state(registry: Registry, command: dict[str, Any]) -> dict[str, Any]:
     assert all(move.state in ("done", "undone") for move in moves), "nothing is pending"
     assert not serving or (serving.candidate is None) == (serving.trial is None)
     releases = registry.releases()
-    for release in releases:
-        registry._reader.require_whole(release)
+    for release in (serving.champion, serving.candidate) if serving else ():
+        if release is not None:
+            registry._reader.require_whole(release)
     return {
         "champion": pointers.champion,
         "trial": pointers.trial.model_dump() if pointers.trial else None,
