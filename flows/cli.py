@@ -1,8 +1,9 @@
 """The `ratchet` command.
 
-run | up | serve | status | report | show | ablate credit | problems check, make, import-verifiers | starter build
+run | up | serve | gateway | status | report | show | release | canary | drift | audit | contracts | quarantine |
+problems | ablate | starter: the groups lie in flows/commands.
 
-Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
+Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 a check
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
 4 it was cancelled in the Prefect UI.
 """
@@ -17,7 +18,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
-from flows.commands import ablate, problems
+from flows.commands import (
+    ablate,
+    audit,
+    canary,
+    contracts,
+    drift,
+    gateway,
+    problems,
+    quarantine,
+    release,
+)
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -39,6 +50,13 @@ starter_app = typer.Typer(help="The starter model: small enough to learn on a la
 app.add_typer(problems.app, name="problems")
 app.add_typer(starter_app, name="starter")
 app.add_typer(ablate.app, name="ablate")
+app.add_typer(gateway.app)
+app.add_typer(audit.app, name="audit")
+app.add_typer(canary.app, name="canary")
+app.add_typer(contracts.app, name="contracts")
+app.add_typer(drift.app, name="drift")
+app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(release.app, name="release")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")
@@ -69,13 +87,14 @@ def up(
     ] = Path("infra/recipes/quickstart.toml"),
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI; 0: any free one.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI; 0: any free one.")] = 5000,
+    gateway_port: Annotated[int, typer.Option(help="Port of the gateway; 0: any free one.")] = 8080,
 ) -> None:
-    """Start Prefect, MLflow and the deployments (post_train by form or event, drift on a schedule), until Ctrl-C."""
+    """Keep Prefect, MLflow, the gateway and the deployments (forms, schedules, events) up until Ctrl-C."""
     from flows.recipe import load_recipe
-    from flows.up import stay_up
+    from flows.up import Ports, stay_up
 
     load_recipe(recipe)  # a fault in it is said here, not in a log
-    stay_up(home, recipe, prefect_port, mlflow_port)
+    stay_up(home, recipe, Ports(prefect_port, mlflow_port, gateway_port))
 
 
 @app.command()

@@ -12,8 +12,8 @@ from data_contracts.records import Trajectory
 from data_contracts.store import read_trajectories
 from flows.recipe import Recipe
 from flows.stage import at_work
+from models.release import file_digest
 from tasks.paths import RunFolder
-from tasks.release.publish import file_digest
 from tasks.workbench import Bench
 
 TRACES = 12

@@ -16,10 +16,10 @@ from data_contracts.store import read_json, read_trajectories, write_json
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from models.fingerprint import digest_folder
-from models.release import Bundle
+from models.release import Bundle, file_digest
 from tasks.evaluation.report import by_mode
-from tasks.release.publish import Outcomes, code_revision, file_digest, outcomes_by_problem
-from tasks.release.steps import bootstrap, judge, publish, reconcile
+from tasks.release.publish import Outcomes, code_revision, outcomes_by_problem
+from tasks.release.steps import bootstrap, collect, judge, publish
 from tasks.workbench import Bench
 
 
@@ -30,20 +30,20 @@ def release(run: str) -> None:
         if bench.run.release.exists():
             return
         with clock(bench.run, "release"):
-            reconcile(bench.registry)
             champion = first_champion(bench, recipe)
             verdict = judge(_outcomes(bench, against(bench)), _outcomes(bench, "after"), recipe.release)
             gates = _evidence(bench, keep_gates(bench.run, "release", [verdict]))
             show_table("release-gates", gate_rows(gates), "May this policy be released?")
             require(*gates)  # here, since the task's retries are for MLflow, not for a verdict
-            candidate = publish(bench.registry, _bundle(bench, recipe, recipe.iterations), gates)
+            candidate = publish(bench.registry, _bundle(bench, recipe, recipe.iterations, champion), gates)
+            collect(bench.registry, recipe.release)
             write_json(bench.run.release, candidate.summary() | {"compared_with": champion})
 
 
 def first_champion(bench: Bench, recipe: Recipe) -> int:
     """The version of the champion; where there is none, the first policy without a reward model becomes it."""
     bench.champion()  # one that rests on another base is refused here
-    return bootstrap(bench.registry, _bundle(bench, recipe, 0)).version
+    return bootstrap(bench.registry, _bundle(bench, recipe, 0, 0)).version
 
 
 def against(bench: Bench) -> str:
@@ -65,7 +65,7 @@ def _evidence(bench: Bench, gates: list[Gate]) -> list[Gate]:
     return gates + [gate for stage in stages for gate in kept_gates(bench.run.gates / f"{stage}.json")]
 
 
-def _bundle(bench: Bench, recipe: Recipe, number: int) -> Bundle:
+def _bundle(bench: Bench, recipe: Recipe, number: int, compared_with: int) -> Bundle:
     policy = bench.policy(number)
     probe = bench.run.probe if number and bench.run.probe.exists() else None
     return Bundle(
@@ -81,4 +81,6 @@ def _bundle(bench: Bench, recipe: Recipe, number: int) -> Bundle:
         contract_versions={table: load_contract(table).version for table in ("problems", "trajectories", "segments")},
         recipe=read_json(bench.run.recipe),
         code_revision=code_revision(Path(__file__).parent),
+        reference=bench.run.evaluation("after" if number else "before").reference,
+        compared_with=compared_with,
     )

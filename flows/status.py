@@ -21,7 +21,7 @@ def status_of(home: Path) -> dict[str, Any]:
     home = home.resolve()
     return {
         "home": str(home),
-        "champions": {name: _champion(home, name) for name in _agents(home)},
+        "champions": {name: _champion(home, name) for name in agents_of(home)},
         "runs": all_runs(home),
         "services": running(home),
     }
@@ -46,7 +46,7 @@ def show_status(found: dict[str, Any], console: Console | None = None) -> None:
         console.print("no services are up: ratchet up starts the Prefect and MLflow UIs", highlight=False)
 
 
-def _agents(home: Path) -> list[str]:
+def agents_of(home: Path) -> list[str]:
     """Names of the agents that runs of this home release."""
     recipes = [json.loads(path.read_text()) for path in sorted(home.glob("*/recipe.json"))]
     return sorted({recipe["release"]["name"] for recipe in recipes})

@@ -1,4 +1,4 @@
-"""What was about to happen to the champion alias, written down before it happens.
+"""What was about to happen to the releases, written down before it happens.
 
 intent -> (the alias moves) -> applied -> (tags are set) -> done      or      intent -> undone
 
@@ -19,17 +19,19 @@ from pydantic import Field
 
 from data_contracts.gates import Gate
 from data_contracts.records import Record
+from models.registry_retention import Doomed
 from models.trial import Trial
 
 Event = Literal["intent", "applied", "done", "undone"]
-Kind = Literal["promote", "rollback", "outside", "trial"]
+Kind = Literal["promote", "rollback", "outside", "trial", "quarantine", "lift", "collect"]
 
 
 class Move(Record):
-    """One move of the champion alias. `outside`: somebody moved it in MLflow, and this was noticed afterwards.
+    """One move of the champion alias, or a change of what else may be moved.
 
-    A `trial` moves no alias: from `from_version`, the champion, sessions go to `to_version` as `trial` says; without
-    one, a trial has ended.
+    `outside`: somebody moved the alias in MLflow, and this was noticed afterwards. `trial`: sessions of `from_version`,
+    the champion, go to `to_version` as `trial` says; without one, a trial has ended. `quarantine` and `lift` are of
+    `release`; the quarantine of a champion moves the alias too. `collect` deletes what is in `doomed`.
     """
 
     id: str
@@ -39,9 +41,21 @@ class Move(Record):
     who: str
     why: str
     evidence: tuple[Gate, ...] = ()
+    forced: bool = Field(default=False, description="somebody promoted it without evidence")
     at: str = Field(description="UTC, ISO 8601")
     trial: Trial | None = None
+    release: int | None = None
+    doomed: Doomed | None = None
     state: Event = "intent"
+
+    @property
+    def moves_champion(self) -> bool:
+        return self.kind in ("promote", "rollback", "outside", "quarantine") and self.from_version != self.to_version
+
+    def concerns(self, version: int) -> bool:
+        """Whether it is part of this release's history."""
+        deleted = self.doomed.releases if self.doomed else ()
+        return version in (self.from_version, self.to_version, self.release, *deleted)
 
 
 class Journal:
@@ -99,12 +113,12 @@ def pending(moves: Iterable[Move]) -> list[Move]:
 
 
 def champions(moves: Iterable[Move]) -> list[int | None]:
-    """The stack of champions, the present one last: a promotion pushes, a rollback pops down to its target."""
+    """The stack of champions, the present one last: a promotion pushes, going back pops down to its target."""
     stack: list[int | None] = []
     for move in moves:
-        if move.state != "done" or move.kind == "trial":
+        if move.state != "done" or not move.moves_champion:
             continue
-        if move.kind == "rollback" and move.to_version in stack:
+        if move.kind in ("rollback", "quarantine") and move.to_version in stack:
             while stack[-1] != move.to_version:
                 stack.pop()
         else:

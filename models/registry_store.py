@@ -1,6 +1,6 @@
-"""Writes the parts of a release into MLflow, each once, and reads releases back.
+"""Writes the parts of a release into MLflow, each once.
 
-bundle -> component versions (one run each) -> manifest.json -> one version of `<name>-release`
+bundle -> component versions (one run each) -> manifest.json, reference, MLmodel -> one version of `<name>-release`
 
 A component's files lie in a run of their own, so that deleting a training run never takes a live release's base
 along. Each step is looked up before it is done, so a repeated publication finds what an earlier, killed one left.
@@ -8,94 +8,66 @@ along. Each step is looked up before it is done, so a repeated publication finds
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 from data_contracts.errors import UserError
 from models.mlflow_client import experiment_id, quoted
 from models.registry_journal import Move, now
+from models.registry_reader import MANIFEST, ReleaseReader, text_digest
 from models.release import (
     Bundle,
     Component,
     Manifest,
-    Release,
-    ReleaseDamaged,
+    Reference,
     Role,
     content_of,
+    file_digest,
     hash_files,
     size_of,
 )
+from models.release_model import MLMODEL, mlmodel_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
-
-MANIFEST = "manifest.json"
 
 
 class ReleaseStore:
     """Runs, artifacts and model versions of one agent's releases."""
 
-    def __init__(self, client: MlflowClient, name: str, artifact_root: Path | str, reference_above: int) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: MlflowClient,
+        reader: ReleaseReader,
+        name: str,
+        artifact_root: Path | str,
+        reference_above: int,
+    ) -> None:
+        self._client, self._reader = client, reader
         self._name = name
         self._model = f"{name}-release"
         self._reference_above = reference_above
-        self._experiment = experiment_id(client, f"{name}-releases", artifact_root)
+        self.experiment = experiment_id(client, f"{name}-releases", artifact_root)
 
     def publish(self, bundle: Bundle) -> int:
         """Register the components that are new and the release; returns the release's version."""
         components = {role: self._component(role, path, digest) for role, (path, digest) in bundle.parts().items()}
         key = _release_key(bundle, components)
-        existing = self._search(self._model, {"ratchet.key": key})
+        existing = self._reader.search(self._model, {"ratchet.key": key})
         if existing is not None:
             return int(existing.version)
         manifest = _manifest(self._name, key, bundle, components)
         text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True)
         run_id = self._run(f"release {bundle.run_id}", {"ratchet.release": key, "ratchet.run_id": bundle.run_id})
+        if bundle.reference is not None:
+            self._client.log_artifact(run_id, str(bundle.reference), "release")
         self._client.log_text(run_id, text, f"release/{MANIFEST}")
+        self._client.log_text(run_id, mlmodel_text(manifest), f"release/{MLMODEL}")
         self._client.set_terminated(run_id)
-        tags = {"ratchet.key": key, "ratchet.manifest": _sha256(text), **_tags(manifest)}
+        tags = {"ratchet.key": key, "ratchet.manifest": text_digest(text), **_tags(manifest)}
         return self._register(self._model, f"runs:/{run_id}/release", run_id, tags, _describe(manifest))
-
-    def load(self, version: ModelVersion) -> Release:
-        """The release behind a version of `<name>-release`; its manifest must be the one that was registered."""
-        if "ratchet.manifest" not in version.tags:
-            raise ReleaseDamaged(f"version {version.version} of {self._model!r} was registered by hand: publish it")
-        path = self._fetch(str(version.source)) / MANIFEST
-        text = path.read_text() if path.is_file() else ""
-        if _sha256(text) != version.tags["ratchet.manifest"]:
-            raise ReleaseDamaged(f"the manifest of release {version.version}, {path}, is not the one published")
-        manifest = Manifest.model_validate_json(text)
-        paths = {role: self._locate(part) for role, part in manifest.components.items()}
-        return Release(version=int(version.version), manifest=manifest, paths=paths)
-
-    def find(self, version: int) -> ModelVersion:
-        """A version of `<name>-release`; raises `UserError` when there is none of that number."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._client.get_model_version(self._model, str(version))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        raise UserError(f"there is no release {version} of {self._name!r}: `ratchet status` lists those there are.")
-
-    def versions(self) -> list[ModelVersion]:
-        """Every version of `<name>-release` that was published here, oldest first."""
-        found: list[ModelVersion] = []
-        token = None
-        while True:
-            page = self._client.search_model_versions(f"name={quoted(self._model)}", max_results=200, page_token=token)
-            found.extend(version for version in page if "ratchet.key" in version.tags)
-            token = page.token
-            if not token:
-                return sorted(found, key=lambda version: int(version.version))
 
     def annotate(self, version: int, move: Move) -> None:
         """Show who moved the champion here, and why, in the MLflow UI."""
@@ -110,7 +82,7 @@ class ReleaseStore:
         where = str(path.resolve()) if referenced else None
         tags = {"ratchet.digest": digest, "ratchet.content": content_of(files), "ratchet.path": where or ""}
         model = f"{self._name}-{role}"
-        found = self._search(model, tags)
+        found = self._reader.search(model, tags)
         if found is None:
             source, run_id = self._upload(role, path, where, tags)
             version = self._register(model, source, run_id, tags, f"{role} {digest[:12]}")
@@ -142,9 +114,9 @@ class ReleaseStore:
     def _run(self, title: str, tags: Mapping[str, str]) -> str:
         """The run with these tags, made when there is none."""
         wanted = " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value)
-        for run in self._client.search_runs([self._experiment], wanted, max_results=1):
+        for run in self._client.search_runs([self.experiment], wanted, max_results=1):
             return str(run.info.run_id)
-        return str(self._client.create_run(self._experiment, tags=dict(tags), run_name=title).info.run_id)
+        return str(self._client.create_run(self.experiment, tags=dict(tags), run_name=title).info.run_id)
 
     def _register(self, model: str, source: str, run_id: str, tags: dict[str, Any], description: str) -> int:
         from mlflow.exceptions import MlflowException
@@ -158,28 +130,6 @@ class ReleaseStore:
             model, source, run_id, tags=tags, description=description, await_creation_for=0
         )
         return int(made.version)
-
-    def _search(self, model: str, tags: Mapping[str, str]) -> ModelVersion | None:
-        """The oldest version of `model` with these tags; MLflow writes a version and its tags in one transaction."""
-        wanted = " and ".join(
-            [f"name={quoted(model)}", *(f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value)]
-        )
-        found = self._client.search_model_versions(wanted, order_by=["version_number ASC"], max_results=200)
-        return next((version for version in found if all(version.tags[key] == tags[key] for key in tags)), None)
-
-    def _locate(self, part: Component) -> Path:
-        if part.path is not None:
-            return Path(part.path)
-        folder = self._fetch(part.source)
-        return folder / part.file if part.file is not None else folder
-
-    def _fetch(self, source: str) -> Path:
-        """Where the artifacts of `runs:/<run id>/<path>` lie on this machine (downloaded when the store is remote)."""
-        run_id, _, path = source.removeprefix("runs:/").partition("/")
-        root = urlparse(str(self._client.get_run(run_id).info.artifact_uri))
-        if root.scheme in ("", "file"):  # MLflow's own download takes four queries more to say the same
-            return Path(url2pathname(root.path)) / path
-        return Path(self._client.download_artifacts(run_id, path))
 
 
 def _manifest(name: str, key: str, bundle: Bundle, components: dict[Role, Component]) -> Manifest:
@@ -195,12 +145,22 @@ def _manifest(name: str, key: str, bundle: Bundle, components: dict[Role, Compon
         recipe=bundle.recipe,
         code_revision=bundle.code_revision,
         evidence=bundle.evidence,
+        reference=_reference(bundle.reference),
+        compared_with=bundle.compared_with,
     )
+
+
+def _reference(path: Path | None) -> Reference | None:
+    if path is None:
+        return None
+    if not path.is_file():
+        raise UserError(f"the reference to release, {path}, does not exist: run the evaluation that makes it first.")
+    return Reference(file=path.name, digest=file_digest(path))
 
 
 def _release_key(bundle: Bundle, components: Mapping[Role, Component]) -> str:
     parts = {role: (part.digest, part.content, part.path) for role, part in components.items()}
-    return _sha256(json.dumps([bundle.run_id, bundle.policy_version, parts], sort_keys=True))
+    return text_digest(json.dumps([bundle.run_id, bundle.policy_version, parts], sort_keys=True))
 
 
 def _tags(manifest: Manifest) -> dict[str, str]:
@@ -214,7 +174,3 @@ def _tags(manifest: Manifest) -> dict[str, str]:
 def _describe(manifest: Manifest) -> str:
     parts = ", ".join(f"{role} version {part.version}" for role, part in manifest.components.items())
     return f"{manifest.policy_version} of run {manifest.run_id}: {parts}"
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

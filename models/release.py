@@ -13,14 +13,20 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from data_contracts.errors import UserError
 from data_contracts.gates import Gate
 from data_contracts.records import Record
 
 Role = Literal["base", "reward", "policy"]
 ROLES: tuple[Role, ...] = ("base", "reward", "policy")
+REQUIRED: tuple[Role, ...] = ("base", "policy")
 
 
-class ReleaseDamaged(RuntimeError):
+class ReleaseRefused(UserError):
+    """A release that may not serve: incomplete, damaged, or in quarantine; the message says which, and the remedy."""
+
+
+class ReleaseDamaged(ReleaseRefused):
     """What a release pins is not what lies there; the message names the component and the file."""
 
 
@@ -28,6 +34,8 @@ class Bundle(Record):
     """What a run offers for release. Digests are those of `models.fingerprint`, as completions carry them.
 
     `datasets` and `contract_versions` map a name to a digest or version. No reward model: both its fields are None.
+    `reference` is the evaluation's table that live sessions are compared with, `compared_with` the release that the
+    evidence was measured against (0: there was none).
     """
 
     run_id: str = Field(min_length=1)
@@ -43,6 +51,8 @@ class Bundle(Record):
     recipe: dict[str, Any] = Field(default_factory=dict)
     code_revision: str = "unknown"
     evidence: tuple[Gate, ...] = ()
+    reference: Path | None = None
+    compared_with: int | None = None
 
     @model_validator(mode="after")
     def _reward_is_whole(self) -> Self:
@@ -79,8 +89,15 @@ class Component(Record):
     files: dict[str, str] = Field(description="sha256 by relative file name")
 
 
+class Reference(Record):
+    """The table that live sessions are compared with: a file beside the manifest, and its sha256."""
+
+    file: str
+    digest: str
+
+
 class Manifest(Record):
-    """The immutable statement of a release."""
+    """The immutable statement of a release. Those of before there were references have none."""
 
     name: str
     key: str = Field(description="sha256 over run id, policy version and the components' digests and contents")
@@ -93,15 +110,18 @@ class Manifest(Record):
     recipe: dict[str, Any]
     code_revision: str
     evidence: tuple[Gate, ...]
+    reference: Reference | None = None
+    compared_with: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version of `<name>-release`: its manifest, and where each component can be loaded from."""
+    """One version of `<name>-release`: its manifest, and where its components and its reference can be loaded from."""
 
     version: int
     manifest: Manifest
     paths: Mapping[Role, Path]
+    reference_path: Path | None = None
 
     @property
     def policy_version(self) -> str:
@@ -136,15 +156,27 @@ class Release:
 
     def verify(self) -> None:
         """Hash every file of every component again; raises `ReleaseDamaged` naming the first that differs."""
+        for role in REQUIRED:
+            if role not in self.paths:
+                raise ReleaseDamaged(f"release {self.version} has no {role}: publish a whole one")
         for role, part in self.manifest.components.items():
             _compare(f"{role} of release {self.version}", self.paths[role], part.files)
+        reference = self.manifest.reference
+        if reference is not None and self.reference_path is not None:
+            _compare(f"reference of release {self.version}", self.reference_path, {reference.file: reference.digest})
 
 
 def hash_files(path: Path) -> dict[str, str]:
     """sha256 by relative name of every file in a folder, or of the one file `path`."""
     if path.is_file():
-        return {path.name: _sha256(path)}
-    return {file.relative_to(path).as_posix(): _sha256(file) for file in sorted(path.rglob("*")) if file.is_file()}
+        return {path.name: file_digest(path)}
+    return {file.relative_to(path).as_posix(): file_digest(file) for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of one file, as hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def size_of(path: Path) -> int:
@@ -169,8 +201,3 @@ def _compare(what: str, path: Path, pinned: Mapping[str, str]) -> None:
             f"{what}: {path / name if path.is_dir() else path} {happened} since it was published: "
             "restore the file, or publish again and promote that release"
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -21,6 +21,7 @@ from models.policy import Base, LoraSpec, init_adapter, init_whole, load_base, p
 from models.release import Release
 from tasks.paths import RunFolder
 from tasks.release.config import ReleaseConfig
+from tasks.release.opening import open_registry, tracking_uri
 from tasks.reward.config import RewardConfig
 from tasks.rollout.config import RolloutConfig
 from tasks.training.config import TrainingConfig
@@ -152,16 +153,8 @@ class Bench:
 
     @cached_property
     def registry(self) -> Registry:
-        from models.registry import Registry
-
-        home, settings = self.run.home, self.parts.release
-        return Registry(
-            self.tracking_uri,
-            home / "mlartifacts",
-            settings.name,
-            home=home,
-            reference_above=settings.reference_above_mb * 2**20,
-        )
+        """Reconciled when it is opened, so before any flow looks at it."""
+        return open_registry(self.run.home, self.parts.release)
 
     @cached_property
     def tracker(self) -> Tracker:
@@ -172,7 +165,7 @@ class Bench:
 
     @property
     def tracking_uri(self) -> str:
-        return f"sqlite:///{self.run.home / 'mlflow.db'}"
+        return tracking_uri(self.run.home)
 
     def policy(self, number: int) -> Path:
         """The folder of a policy version; number 0 is made here: fresh, or the champion's."""

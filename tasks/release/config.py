@@ -31,6 +31,13 @@ class ReleaseConfig(Config):
         le=1,
         description="share of all problems that both were measured on; below it the gate is INCONCLUSIVE",
     )
+    keep_last: int = Field(default=10, ge=1, description="newest releases that a collection keeps")
+    keep_days: float = Field(
+        default=30,
+        ge=0,
+        description="age under which a collection keeps a release; what serves, is on trial, or can be rolled back to, "
+        "it keeps at any age",
+    )
     reference_above_mb: int = Field(
         default=64, ge=0, description="a base larger than this is pinned by path and digest, not copied"
     )

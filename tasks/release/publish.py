@@ -7,7 +7,6 @@ Nothing here moves the champion, except for the very first one.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import subprocess
 from collections import defaultdict
@@ -111,12 +110,6 @@ def bootstrap_champion(registry: Registry, bundle: Bundle, *, who: str = "ratche
         return champion
     version = registry.publish(bundle)
     return registry.promote(version, who=who, why="the first champion: the base as it came", compared_with=0)
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of one file, as hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def code_revision(folder: Path) -> str:

@@ -32,7 +32,9 @@ def bootstrap(registry: Registry, bundle: Bundle) -> Release:
     return bootstrap_champion(registry, bundle)
 
 
-@task(name="reconcile registry", cache_policy=NO_CACHE)
-def reconcile(registry: Registry) -> int:
-    """Settle what a killed promotion left; returns how many moves were settled."""
-    return len(registry.reconcile())
+@task(name="collect releases", cache_policy=NO_CACHE)
+def collect(registry: Registry, config: ReleaseConfig) -> list[int]:
+    """Delete the releases that the policy lets go; returns their versions."""
+    why = f"older than {config.keep_days:g} days and not among the newest {config.keep_last}"
+    gone = registry.collect(keep_last=config.keep_last, keep_days=config.keep_days, who="ratchet", why=why)
+    return list(gone.releases)

@@ -1,8 +1,8 @@
-"""A process that has imported MLflow but opened nothing: it forks one child for each command and reports how it ended.
+"""A process that has MLflow warm but nothing open: it forks one child for each command and reports how it ended.
 
 stdin: a JSON list of commands, which run at the same time -> stdout: a JSON list of {"exit": int, "result": ...}
 
-Importing MLflow costs seconds; forking the importer makes a test with forty killed processes possible.
+Importing MLflow and its first use cost seconds: forking the one that paid makes a hundred killed processes possible.
 """
 
 from __future__ import annotations
@@ -11,30 +11,38 @@ import json
 import os
 import signal
 import sys
-import time
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from models.mlflow_client import QUIET
 
 os.environ.update(QUIET)
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import mlflow.models
+import mlflow.store.artifact.local_artifact_repo
 import mlflow.store.model_registry.sqlalchemy_store
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+import promoters
 from mlflow import MlflowClient
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from models.registry import Registry
-from models.registry_journal import Journal
-from models.release import Bundle
+from models.registry_journal import Journal, champions
+from models.trial import Trial
 
 WRITES = (
-    "create_run",
-    "log_text",
-    "log_artifacts",
-    "set_terminated",
-    "create_registered_model",
-    "create_model_version",
-)
+    "create_run", "log_text", "log_dict", "log_artifact", "log_artifacts", "set_terminated", "delete_run",
+    "create_registered_model", "create_model_version", "delete_model_version",
+    "set_registered_model_alias", "set_registered_model_tag", "delete_registered_model_tag", "set_model_version_tag",
+)  # fmt: skip
+NO_LINE = 7
+"""Exit code of a child that was to die within a line, at a write that is none."""
+
+BY = {"who": "test", "why": "fault"}
 
 
 def die() -> None:
@@ -45,94 +53,122 @@ def open_registry(command: dict[str, Any]) -> Registry:
     return Registry(command["uri"], Path(command["artifacts"]), command["name"])
 
 
-def die_at_write(number: int, when: str) -> None:
-    """Make the `number`-th call that writes to MLflow the last thing this process does."""
-    count = iter(range(1, 1000))
+def die_at(number: int, when: str) -> None:
+    """Make the `number`-th write to MLflow, its artifacts or the journal the last thing this process does.
 
-    def wrap(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            fatal = next(count) == number
-            if fatal and when == "before":
-                die()
-            result = original(*args, **kwargs)
-            if fatal:
-                die()
-            return result
-
-        return call
-
+    Before it, after it, or (in the journal) in the middle of the line.
+    """
+    writes = count(1)
     for name in WRITES:
-        setattr(MlflowClient, name, wrap(getattr(MlflowClient, name)))
+        _wrap(MlflowClient, name, writes, number, when)
+    _wrap(LocalArtifactRepository, "delete_artifacts", writes, number, when)
+    _wrap(Journal, "append", writes, number, when)
 
 
-def die_at_event(event: str, when: str) -> None:
-    """Die before or after this journal event is written."""
-    append = Journal.append
+def _wrap(owner: type, name: str, writes: Iterator[int], number: int, when: str) -> None:
+    original = getattr(owner, name)
 
-    def call(self: Journal, move: Any, written: Any) -> None:
-        if written == event and when == "before":
+    def call(*args: Any, **kwargs: Any) -> Any:
+        fatal = next(writes) == number
+        if fatal and when == "before":
             die()
-        append(self, move, written)
-        if written == event:
+        if fatal and when == "torn":
+            if name != "append":
+                os._exit(NO_LINE)
+            args[0].path.parent.mkdir(exist_ok=True)
+            with args[0].path.open("ab") as journal:
+                journal.write(b'{"event": "done", "wri')
             die()
+        result = original(*args, **kwargs)
+        if fatal:
+            die()
+        return result
 
-    Journal.append = call  # type: ignore[method-assign]
+    setattr(owner, name, call)
 
 
-def publish(command: dict[str, Any]) -> Any:
+def act(registry: Registry, command: dict[str, Any]) -> Any:
+    """One operation of the registry."""
+    match command["op"]:
+        case "publish":
+            return registry.publish(promoters.offer(Path(command["offered"]), command["mark"]))
+        case "promote":
+            return registry.promote(command["version"], **BY).version
+        case "rollback":
+            return registry.rollback(from_version=command["version"], **BY).version
+        case "trial":
+            trial = Trial.model_validate(command["trial"]) if command["trial"] else None
+            return registry.set_trial(trial, **BY)
+        case "quarantine":
+            return registry.quarantine_release(command["version"], **BY)
+        case "lift":
+            return registry.lift_quarantine(command["version"], **BY)
+        case "collect":
+            return list(registry.collect(keep_last=1, keep_days=0, **BY).releases)
+
+
+def operate(command: dict[str, Any]) -> Any:
+    """One operation, or several one after another; with `die_at`, it dies on the way."""
     registry = open_registry(command)
+    for operation in command.get("ops", ()):
+        act(registry, command | operation)
+    if "op" not in command:
+        return None
     if "die_at" in command:
-        die_at_write(command["die_at"], command["when"])
-    return registry.publish(Bundle.model_validate(command["bundle"]))
+        die_at(command["die_at"], command["when"])
+    return act(registry, command)
 
 
-def move(command: dict[str, Any]) -> Any:
+def settle(command: dict[str, Any]) -> Any:
+    """What the next process finds: the state after it reconciled, and after the operation was done again."""
     registry = open_registry(command)
-    if "die_at" in command:
-        die_at_event(command["die_at"], command["when"])
-    if command["kind"] == "rollback":
-        return registry.rollback(who="test", why="fault").version
-    return registry.promote(command["version"], who="test", why="fault").version
+    registry.reconcile()
+    found = state(registry, command)
+    act(registry, command)
+    return {"found": found, "then": state(registry, command), "again": len(registry.reconcile())}
 
 
-def meet(folder: Path, number: int) -> None:
-    """Wait until `number` processes are ready."""
-    (folder / f"ready-{os.getpid()}").touch()
-    while len(list(folder.glob("ready-*"))) < number:
-        time.sleep(0.01)
+def state(registry: Registry, command: dict[str, Any]) -> dict[str, Any]:
+    """Everything that readers see, after it was checked that alias, journal, serving and files agree."""
+    pointers, serving, moves = registry.pointers(), registry.serving(), registry.history()
+    stack = champions(moves)
+    assert pointers.champion == (stack[-1] if stack else None), "alias and journal"
+    assert pointers.champion == (serving.champion.version if serving else None), "alias and serving"
+    assert all(move.state in ("done", "undone") for move in moves), "nothing is pending"
+    assert not serving or (serving.candidate is None) == (serving.trial is None)
+    releases = registry.releases()
+    for release in (serving.champion, serving.candidate) if serving else ():
+        if release is not None:
+            registry._reader.require_whole(release)
+    return {
+        "champion": pointers.champion,
+        "trial": pointers.trial.model_dump() if pointers.trial else None,
+        "quarantined": sorted(pointers.quarantined),
+        "stack": stack,
+        "releases": [release.version for release in releases],
+        "components": {
+            role: [int(version.version) for version in registry._reader.all_of(f"{registry.name}-{role}")]
+            for role in ("base", "policy", "reward")
+        },
+        "folders": sum(any(run.glob("artifacts/**/*")) for run in Path(command["artifacts"]).iterdir()),
+    }
 
 
-def promoter(command: dict[str, Any]) -> Any:
-    """Promote one release after another until both readers are done; returns how often."""
-    registry = open_registry(command)
-    folder, versions, count = Path(command["folder"]), command["versions"], 0
-    meet(folder, 4)
-    while len(list(folder.glob("done-*"))) < 2:
-        registry.promote(versions[count % len(versions)], who=str(os.getpid()), why="race")
-        time.sleep(0.02)
-        count += 1
-    return count
+def race(command: dict[str, Any]) -> Any:
+    def open_one() -> Registry:
+        return open_registry(command)
+
+    versions = promoters.prepare(open_one, Path(command["offered"]))
+    told = promoters.race(open_one, versions, command["seconds"], 2, 4)
+    return {**told, "linked": promoters.linked(open_one())}
 
 
-def reader(command: dict[str, Any]) -> Any:
-    """Read `command["reads"]` times, and on until two releases were seen; counts reads that mix releases."""
-    registry = open_registry(command)
-    folder, reads, mixed, seen = Path(command["folder"]), 0, 0, set()
-    meet(folder, 4)
-    while reads < command["reads"] or len(seen) < 2:
-        registry._releases.clear()
-        release = registry.champion()
-        assert release is not None
-        loaded = {role: (path / "model.safetensors").read_text().split("|") for role, path in release.paths.items()}
-        told = {role: digest for role, (_, digest) in loaded.items()}
-        mixed += len({mark for mark, _ in loaded.values()}) != 1 or release.digests != told
-        seen.add(release.version)
-        reads += 1
-    (folder / f"done-{os.getpid()}").touch()
-    return {"reads": reads, "mixed": mixed, "seen": len(seen)}
-
-
-ACTIONS = {"publish": publish, "move": move, "promoter": promoter, "reader": reader}
+ACTIONS = {
+    "operate": operate,
+    "settle": settle,
+    "race": race,
+    "state": lambda command: state(open_registry(command), command),
+}
 
 
 def start(command: dict[str, Any]) -> tuple[int, int]:
@@ -162,7 +198,16 @@ def finish(pid: int, receive: int) -> dict[str, Any]:
     return {"exit": code, "result": json.loads(text) if text else None}
 
 
+def warm_up() -> None:
+    """Everything once, on a registry of its own: what MLflow makes at first use, children need not make again."""
+    with TemporaryDirectory() as home:
+        registry = Registry(f"sqlite:///{home}/mlflow.db", Path(home) / "mlartifacts", "warm")
+        promoters.prepare(lambda: registry, Path(home) / "offered")
+        registry.collect(keep_last=1, keep_days=0, **BY)
+
+
 def main() -> None:
+    warm_up()
     for line in sys.stdin:
         running = [start(command) for command in json.loads(line)]
         print(json.dumps([finish(*child) for child in running]), flush=True)

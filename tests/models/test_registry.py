@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +10,12 @@ import pytest
 
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate, GateHeld, Verdict
-from models.registry import ChampionMoved, Registry
-from models.release import Bundle, Manifest, ReleaseDamaged
+from models.registry import ChampionMoved, Registry, TrialMoved
+from models.registry_retention import Doomed
+from models.release import Bundle, Manifest, ReleaseDamaged, ReleaseRefused
 from models.trial import Trial
 
 Run = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def where(home: Path) -> dict[str, str]:
-    return {"uri": f"sqlite:///{home}/mlflow.db", "artifacts": str(home / "mlartifacts")}
-
-
-@pytest.fixture(scope="module")
-def run(where: dict[str, str]) -> Iterator[Run]:
-    """Run commands at the same time, each in a process of its own; returns how they ended."""
-    script = Path(__file__).with_name("registry_zygote.py")
-    zygote = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert zygote.stdin is not None and zygote.stdout is not None
-
-    def send(*commands: dict[str, Any]) -> list[dict[str, Any]]:
-        zygote.stdin.write(json.dumps([{**where, **command} for command in commands]) + "\n")
-        zygote.stdin.flush()
-        answer: list[dict[str, Any]] = json.loads(zygote.stdout.readline())
-        return answer
-
-    yield send
-    zygote.stdin.close()
-    assert zygote.wait(timeout=30) == 0
 
 
 @pytest.fixture
@@ -218,85 +187,18 @@ def test_promotion_needs_passing_gates_and_the_champion_it_was_measured_against(
 def test_alias_moved_by_hand_is_noted_and_can_be_rolled_back(registry: Registry, tmp_path: Path) -> None:
     one, two = (registry.publish(bundle(tmp_path, mark)) for mark in "ab")
     registry.promote(one, who="ann", why="first")
-    registry._client.set_registered_model_alias(registry.model, "champion", str(two))
+    registry._pointers.write_champion(two)
     assert [(move.kind, move.to_version) for move in registry.reconcile()] == [("outside", two)]
     assert registry.reconcile() == []
     assert registry.rollback().version == one
 
 
-@pytest.fixture(scope="module")
-def pair(where: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """An agent with releases 1 and 2."""
-    registry = Registry(where["uri"], Path(where["artifacts"]), "pair")
-    assert [registry.publish(bundle(tmp_path_factory.mktemp("pair"), mark)) for mark in "ab"] == [1, 2]
-    return registry
-
-
-@pytest.mark.parametrize("kind", ["promote", "rollback"])
-@pytest.mark.parametrize(
-    ("event", "when", "state"),
-    [
-        ("intent", "before", None),
-        ("intent", "after", "undone"),
-        ("applied", "before", "done"),
-        ("applied", "after", "done"),
-        ("done", "before", "done"),
-        ("done", "after", None),
-    ],
-)
-def test_killed_move_leaves_the_state_before_or_after(
-    pair: Registry, run: Run, kind: str, event: str, when: str, state: str | None
-) -> None:
-    registry = pair
-    for version in (1, 2) if kind == "rollback" else (1,):
-        registry.promote(version, who="ann", why="set up")
-    before, after = (2, 1) if kind == "rollback" else (1, 2)
-    command = {"do": "move", "kind": kind, "name": "pair", "version": 2, "die_at": event, "when": when}
-    assert run(command)[0]["exit"] == -9
-    settled = registry.reconcile()
-    assert [move.state for move in settled] == ([] if state is None else [state])
-    expected = before if event == "intent" else after
-    assert registry.champion().version == expected  # type: ignore[union-attr]
-    assert registry.reconcile() == [] and all(move.state in ("done", "undone") for move in registry.history())
-    assert registry.promote(after, who="test", why="again").version == after
-    assert registry.champion().version == after  # type: ignore[union-attr]
-
-
-def test_publish_killed_between_any_two_writes_publishes_once(
-    registry: Registry, run: Run, where: dict[str, str], tmp_path: Path
-) -> None:
-    offered = bundle(tmp_path, "a")
-    command = {"do": "publish", "name": registry.name, "bundle": offered.model_dump(mode="json")}
-    kills = 0
-    for step in range(1, 30):
-        for when in ("before", "after"):
-            # each attempt starts at its first write that is not done yet, so a fixed number walks through them all
-            ended = run({**command, "die_at": 1 + step % 3, "when": when})[0]
-            kills += ended["exit"] == -9
-            if ended["exit"] == 0:
-                break
-        if ended["exit"] == 0:
-            break
-    assert kills >= 8, "the kills fell inside the publication"
-    assert ended == {"exit": 0, "result": 1}
-    assert run(command, command) == [{"exit": 0, "result": 1}] * 2
-    assert registry.release(1).versions == {"base": 1, "policy": 1, "reward": 1}
-    assert [found.version for found in registry.releases()] == [1]
-    registry.release(1).verify()
-
-
-def test_two_promoters_two_readers_see_no_mix(registry: Registry, run: Run, tmp_path: Path) -> None:
-    versions = [registry.publish(bundle(tmp_path, mark, base=mark)) for mark in "abc"]
-    registry.promote(versions[0], who="ann", why="first")
-    (tmp_path / "meeting").mkdir()
-    shared = {"name": registry.name, "folder": str(tmp_path / "meeting"), "reads": 15}
-    promote = {"do": "promoter", "versions": versions, **shared}
-    ended = run(promote, {**promote, "versions": versions[::-1]}, *[{"do": "reader", **shared}] * 2)
-    assert [end["exit"] for end in ended] == [0, 0, 0, 0]
-    assert [end["result"]["mixed"] for end in ended[2:]] == [0, 0]
-    moves = registry.history()
-    assert len(moves) > 1 and all(move.state == "done" for move in moves)
-    assert all(after.from_version == before.to_version for before, after in itertools.pairwise(moves))
+def test_two_promoters_and_four_readers_see_no_mix(run: Run, tmp_path: Path) -> None:
+    ended = run({"do": "race", "name": "race", "offered": str(tmp_path), "seconds": 5})[0]
+    assert ended["exit"] == 0
+    told = ended["result"]
+    assert (told["mixed"], told["errors"], told["linked"]) == (0, 0, True)
+    assert told["reads"] >= 20 and told["with a candidate"] >= 1 and told["promotions"] >= 2 and told["trials"] >= 2
 
 
 def test_a_trial_is_read_with_the_champion_it_is_against_and_ends_when_that_changes(
@@ -322,3 +224,101 @@ def test_a_trial_is_read_with_the_champion_it_is_against_and_ends_when_that_chan
     assert registry.rollback().version == first
     serving = registry.serving()
     assert serving is not None and (serving.champion.version, serving.trial) == (first, None)
+
+
+def test_a_quarantined_release_is_refused_until_the_quarantine_is_lifted(registry: Registry, tmp_path: Path) -> None:
+    one, two = (registry.publish(bundle(tmp_path, mark)) for mark in "ab")
+    registry.promote(one, who="ann", why="first")
+    trial = Trial(id="c1", champion=one, candidate=two, share=0.05, since="2026-12-01T00:00:00+00:00")
+    registry.set_trial(trial, who="canary", why="begins")
+    with pytest.raises(TrialMoved, match="trial c0 of"):
+        registry.set_trial(None, who="canary", why="late", only_if="c0")
+    registry.quarantine_release(two, who="ann", why="it leaks secrets")
+    assert registry.pointers().trial is None, "its trial ended with it"
+    with pytest.raises(ReleaseRefused, match="release 2 is in quarantine: it leaks secrets"):
+        registry.promote(two, who="bob", why="x")
+    with pytest.raises(ReleaseRefused, match="in quarantine"):
+        registry.set_trial(trial, who="canary", why="again")
+    with pytest.raises(UserError, match="is the first champion of"):
+        registry.quarantine_release(one, who="ann", why="and this one")
+    registry.lift_quarantine(two, who="bob", why="false alarm")
+    assert registry.promote(two, who="bob", why="better").version == two
+    assert [(move.kind, move.release, move.who) for move in registry.history()][2:4] == [
+        ("quarantine", two, "ann"),
+        ("lift", two, "bob"),
+    ]
+
+
+def test_a_champion_in_quarantine_is_rolled_back_to_the_nearest_that_may_serve(
+    registry: Registry, tmp_path: Path
+) -> None:
+    one, two, three = (registry.publish(bundle(tmp_path, mark)) for mark in "abc")
+    for version in (one, two, three):
+        registry.promote(version, who="ann", why="up")
+    registry.quarantine_release(two, who="ann", why="bad")
+    registry.quarantine_release(three, who="ann", why="bad too")
+    assert registry.champion().version == one  # type: ignore[union-attr]
+    registry._pointers.write_champion(two)
+    assert [move.kind for move in registry.reconcile()] == ["outside", "rollback"]
+    assert registry.champion().version == one  # type: ignore[union-attr]
+    assert registry.history()[-1].why == "release 2 is in quarantine: bad"
+
+
+def test_rollback_to_a_version_goes_to_former_champions_alone(registry: Registry, tmp_path: Path) -> None:
+    one, two, three, four = (registry.publish(bundle(tmp_path, mark)) for mark in "abcd")
+    for version in (one, two, three):
+        registry.promote(version, who="ann", why="up")
+    assert registry.rollback_targets() == [two, one]
+    with pytest.raises(UserError, match="release 4 has never been champion"):
+        registry.rollback(to=four)
+    assert registry.rollback(to=one).version == one
+    with pytest.raises(UserError, match="release 3 was rolled back from"):
+        registry.rollback(to=three)
+    assert registry.rollback_targets() == []
+
+
+def test_a_release_with_an_unregistered_component_is_refused(registry: Registry, tmp_path: Path) -> None:
+    version = registry.publish(bundle(tmp_path, "a"))
+    registry._retention.delete(Doomed(components=((f"{registry.name}-reward", 1),)))
+    with pytest.raises(ReleaseDamaged, match="release 1 is incomplete: its reward, version 1 of"):
+        registry.promote(version, who="ann", why="x")
+
+
+def test_a_release_keeps_its_reference_when_the_run_is_deleted(registry: Registry, tmp_path: Path) -> None:
+    table = tmp_path / "reference.parquet"
+    table.write_bytes(b"rows")
+    offered = bundle(tmp_path, "a").model_copy(update={"reference": table, "compared_with": 0})
+    release = registry.release(registry.publish(offered))
+    table.unlink()
+    assert release.reference_path is not None and release.reference_path.read_bytes() == b"rows"
+    release.verify()
+    release.reference_path.write_bytes(b"other rows")
+    with pytest.raises(ReleaseDamaged, match="reference of release 1"):
+        release.verify()
+    assert registry.release(registry.publish(bundle(tmp_path, "b"))).reference_path is None
+    with pytest.raises(UserError, match=r"the reference to release, .*, does not exist"):
+        registry.publish(bundle(tmp_path, "c").model_copy(update={"reference": table}))
+
+
+def test_collection_deletes_what_is_old_and_nothing_that_is_needed(registry: Registry, tmp_path: Path) -> None:
+    """Releases 1 and 2 were champions, 3 is on trial, 5 is the newest: only 4 may go."""
+    for mark in "abcde":
+        registry.publish(bundle(tmp_path, mark))
+    registry.promote(1, who="ann", why="first")
+    registry.promote(2, who="ann", why="better")
+    trial = Trial(id="c1", champion=2, candidate=3, share=0.05, since="2026-12-01T00:00:00+00:00")
+    registry.set_trial(trial, who="canary", why="begins")
+    policy = registry.release(4).policy_path
+    assert registry.collect(keep_last=1, keep_days=1, who="ann", why="tidy").releases == (), "all are young"
+    planned = registry.collect(keep_last=1, keep_days=0, who="ann", why="tidy", dry_run=True)
+    assert (planned.releases, registry.versions()) == ((4,), [1, 2, 3, 4, 5]), "a dry run deletes nothing"
+    assert registry.collect(keep_last=1, keep_days=0, who="ann", why="tidy") == planned
+    assert registry.versions() == [1, 2, 3, 5] and not policy.exists()
+    for release in registry.releases():
+        registry._reader.require_whole(release)
+    assert registry.champion().base_path.is_dir(), "the base is shared with what was deleted"  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="there is no release 4"):
+        registry.promote(4, who="ann", why="x")
+    assert registry.publish(bundle(tmp_path, "d")) == 6, "published again, it is a new version"
+    assert registry.collect(keep_last=2, keep_days=0, who="ann", why="tidy").releases == ()
+    assert registry.rollback().version == 1

@@ -153,7 +153,7 @@ def test_first_champion_then_a_candidate_that_must_pass(tmp_path: Path) -> None:
     assert steps.judge.fn(*table(30, 5, 65), CONFIG) == good
     assert steps.publish.fn(registry, candidate, [good]).version == 2
     assert steps.bootstrap.fn(registry, candidate) == first
-    assert steps.reconcile.fn(registry) == 0
+    assert steps.collect.fn(registry, CONFIG) == []
 
 
 def test_config_refuses_what_it_does_not_know() -> None:
