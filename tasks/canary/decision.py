@@ -78,14 +78,16 @@ def canary_decision(
         return decide("hold", reason, waits_for="traffic")
     open_questions = missing(comparisons, config)
     step = _step(sessions, stage, config, given, [comparison.reason for comparison in open_questions])
-    if step is None and stage == len(config.stages) - 1:
+    last = stage == len(config.stages) - 1
+    if step is None and last:
         return decide("promote", proof(comparisons, config), 1.0)
+    need, reason = step or (None, f"stage {stage} is done")
+    if need not in ("bake", "approval") and (given.exhausted or len(sessions) >= config.max_sessions):
+        why = open_questions[0].reason if open_questions else reason
+        return decide("hold", f"{len(sessions)} sessions did not decide it: {why}")
     if step is None:
         following = _share(config.stages[stage + 1])
-        return decide("continue", f"stage {stage} is done: share {following:g}", following, stage + 1)
-    need, reason = step
-    if need in ("sessions", "evidence") and (given.exhausted or len(sessions) >= config.max_sessions):
-        return decide("hold", f"{len(sessions)} sessions did not decide it: {reason}")
+        return decide("continue", f"{reason}: share {following:g}", following, stage + 1)
     return decide("continue", reason, waits_for=need)
 
 
