@@ -78,13 +78,18 @@ def look(seat: Seat, status: StandingStatus, config: CanaryConfig) -> StandingSt
     if trial is not None and trial.id == status.id:
         status = _act(seat, status, trial, config)
         serving = _serving(seat.registry)
-    ended = _ended(seat.registry, serving, status)
-    update: dict[str, Any] = {"looked": _now().isoformat(timespec="milliseconds")}
-    if ended is not None:
-        update |= {"ending": ended[0], "why": ended[1], "waits_for": None}
-    status = status.model_copy(update=update)
+    status = status.model_copy(update={"looked": _now().isoformat(timespec="milliseconds")})
+    status = settled(seat.registry, serving, status)
     write_status(seat.folder, status)
     return status
+
+
+def settled(registry: Registry, serving: Serving | None, status: StandingStatus) -> StandingStatus:
+    """The status with its ending, where the registry says that the canary is over, whoever ended it."""
+    ended = _ended(registry, serving, status) if status.ending is None and serving is not None else None
+    if ended is None:
+        return status
+    return status.model_copy(update={"ending": ended[0], "why": ended[1], "waits_for": None})
 
 
 def _act(seat: Seat, status: StandingStatus, trial: Trial, config: CanaryConfig) -> StandingStatus:
