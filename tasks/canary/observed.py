@@ -16,10 +16,12 @@ from data_contracts.records import Horizon, Status
 from tasks.canary.sessions import Arm, LiveSession
 
 Row = dict[str, Any]
-_COLUMNS = [
+COLUMNS = (
     "kind", "ts", "session", "release", "stage", "digest", "status", "shadow", "prompt_tokens", "completion_tokens",
     "call_errors", "latency", "outcome", "metadata",
-]  # fmt: skip
+)  # fmt: skip
+"""Those of the audit log that are read here."""
+
 _OK = "ok"
 _OF_CLIENT: dict[str, Status] = {"context_length_exceeded": "out_of_tokens"}
 """Statuses of a turn that is not answered, through nobody's failure. Any other but `ok` is the release's."""
@@ -63,7 +65,7 @@ def observe(audit: pd.DataFrame, pair: Pair, *, since: datetime, now: datetime, 
 def _rows(audit: pd.DataFrame, pair: Pair) -> list[Row]:
     """What concerns the two releases, oldest first."""
     chosen = audit[audit["release"].isin(pair)]
-    rows = chosen.reindex(columns=_COLUMNS).astype(object).to_dict("records")
+    rows = chosen[[*COLUMNS]].astype(object).to_dict("records")
     return [{str(key): value for key, value in row.items()} | {"shadow": row["shadow"] is True} for row in rows]
 
 

@@ -20,7 +20,7 @@ from models.trial import Serving, Trial
 from tasks.canary.audit import read_audit
 from tasks.canary.config import CanaryConfig
 from tasks.canary.decision import Circumstances, Decision, canary_decision
-from tasks.canary.observed import Observed, Pair, observe
+from tasks.canary.observed import COLUMNS, Observed, Pair, observe
 from tasks.canary.standing_status import Ending, StandingStatus, all_statuses, answer_to, write_status
 from tasks.paths import ServiceFolder
 
@@ -125,7 +125,7 @@ def _decide(seat: Seat, status: StandingStatus, trial: Trial, config: CanaryConf
     days = [(since + timedelta(days=day)).date().isoformat() for day in range((now.date() - since.date()).days + 1)]
     pair = Pair(f"release-{trial.champion}", f"release-{trial.candidate}")
     idle = timedelta(seconds=config.idle_seconds)
-    seen = observe(read_audit(seat.folder.audit, days), pair, since=since, now=now, idle=idle)
+    seen = observe(read_audit(seat.folder.audit, days, columns=COLUMNS), pair, since=since, now=now, idle=idle)
     answer = answer_to(seat.folder, status.id)
     heard = max(seen.last or since, datetime.fromisoformat(trial.since))
     given = Circumstances(

@@ -121,13 +121,12 @@ def test_traffic_that_stops_holds_and_goes_on_when_it_is_back(run: Run, new_home
 
 def test_a_newer_candidate_ends_the_canary_and_is_left_alone(run: Run, new_home: Callable[[], str]) -> None:
     """Whatever the older one would have done next: it moves neither the newer trial nor the alias."""
-    for at, chances in ((1, WINS), (0, LOSES), (3, WINS)):
+    for at, chances in ((1, WINS), (0, LOSES), (2, WINS)):
         home = new_home()
         status = ended(run, home, supersede_at=at, traffic=chances)
         seen = run(do="seen", home=home)["result"]
         assert status["ending"] == "superseded" and "release 3" in status["why"]
         assert (seen["champion"], seen["trial"]["id"]) == (1, "newer")
-        assert run(do="canary", home=home, config=CONFIG, traffic=None, looks=1)["result"]["status"]["id"] != "newer"
 
 
 def test_a_canary_that_is_stopped_by_hand_is_over(run: Run, new_home: Callable[[], str]) -> None:
