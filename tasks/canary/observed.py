@@ -6,6 +6,7 @@ audit rows -> rows of a session -> ended? -> LiveSession, in the order of their 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, get_args
@@ -118,11 +119,11 @@ def _total(values: Iterable[object]) -> float:
     return sum((_number(value) or 0.0 for value in values), 0.0)
 
 
-def _number(value: object, least: float = float("-inf")) -> float | None:
+def _number(value: object, least: float = -sys.float_info.max) -> float | None:
     """A finite number as a client or the log gave it; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or pd.isna(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if least <= value < float("inf") else None
+    return float(value) if least <= value <= sys.float_info.max else None
 
 
 def _text(value: object) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.canary.audit import AuditLog, AuditRow, read_audit
@@ -104,6 +104,7 @@ told = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from(["horizon", "status", "reward", "cost", "refused", "tool_errors"]), told))
 def test_whatever_a_client_tells_is_a_session(said: dict[str, Any]) -> None:
     told_so = {"metadata": json.dumps(said), "outcome": True}
