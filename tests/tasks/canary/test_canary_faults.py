@@ -84,7 +84,7 @@ class Faulty:
         return ended
 
     def _broken_off(self, completion: Completion) -> Completion:
-        ids = [*completion.token_ids[: max(1, len(completion.token_ids) // 2)], self._chat.stop_ids[0]]
+        ids = [*completion.token_ids[: max(1, len(completion.token_ids) // 2)], min(self._chat.stop_ids)]
         return replace(completion, token_ids=ids, logprobs=completion.logprobs[: len(ids)])
 
 
