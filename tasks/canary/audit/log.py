@@ -9,17 +9,15 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 from data_contracts.errors import UserError
 from tasks.canary.audit.days import Day, close_day, days_of, expire, last_place, mend, read_head, write_head
 from tasks.canary.audit.rows import START, AuditRow, Place, chained, line_of
-
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +59,10 @@ class AuditLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     @property
     def head(self) -> Place:
@@ -122,10 +124,12 @@ class AuditLog:
             self._write(Day(self._folder, day), "".join(lines).encode(), fresh)
             write_head(self._folder, place)
         except OSError as error:
-            _answer(rows, lambda written: written.set_exception(error))
+            for waiting in rows:
+                waiting.written.set_exception(error)
             return
         self._place = place
-        _answer(rows, lambda written: written.set_result(None))
+        for waiting in rows:
+            waiting.written.set_result(None)
         if fresh:
             self._closer.submit(self._settle, day).add_done_callback(_report)
 
@@ -154,11 +158,6 @@ class AuditLog:
                 close_day(day)
         if self._retention is not None:
             expire(self._folder, datetime.now(UTC).date().isoformat(), self._retention)
-
-
-def _answer(rows: list[_Waiting], how: Callable[[Future[None]], Any]) -> None:
-    for waiting in rows:
-        how(waiting.written)
 
 
 def _report(settled: Future[None]) -> None:

@@ -26,8 +26,8 @@ from models.release import Bundle
 from tasks.canary.audit import AuditLog
 from tasks.canary.config import CanaryConfig
 from tasks.canary.gateway import Gateway
+from tasks.canary.gateway.following import Follower
 from tasks.canary.live import Client, Desk, Job, play
-from tasks.canary.routing import served_of, state_of
 from tasks.canary.sessions import LiveSession
 from tasks.canary.standing import Seat, begin, look
 from tasks.canary.standing_status import StandingStatus
@@ -161,10 +161,15 @@ def _corrupt(policy: Path) -> None:
 @pytest.fixture(scope="module")
 def gateway(base: Base, seat: Seat) -> Iterator[Gateway]:
     chat = Chat(base.tokenizer)
-    serving = seat.registry.serving()
-    assert serving is not None
+    registry, folder = seat.registry, seat.folder.audit
     engine = Faulty(SlotEngine.from_base(base, slots=32), chat)
-    with AuditLog(seat.folder.audit) as audit, Gateway(engine, chat, served_of(serving.champion), audit) as gateway:
+    with (
+        AuditLog(folder) as audit,
+        Gateway(engine, chat, None, audit, CONFIG.gateway, slots=32) as gateway,
+        Follower(gateway, registry.serving, registry.release, folder),
+    ):
+        while gateway.routes.state.champion is None:
+            time.sleep(0.05)
         yield gateway
 
 
@@ -180,16 +185,6 @@ def load(gateway: Gateway) -> Iterator[Load]:
         yield load
 
 
-def follow(gateway: Gateway, registry: Registry) -> None:
-    """What the standing gateway does at each poll."""
-    serving = registry.serving()
-    assert serving is not None
-    state = state_of(serving)
-    for served in state.releases:
-        gateway.load(served)
-    gateway.routes.state = state
-
-
 @pytest.mark.parametrize(
     ("candidate", "fault", "blamed"),
     [
@@ -199,10 +194,10 @@ def follow(gateway: Gateway, registry: Registry) -> None:
     ],
 )
 def test_a_broken_candidate_is_rolled_back_under_load_and_no_client_sees_an_error(
-    seat: Seat, gateway: Gateway, load: Load, candidate: int, fault: str, blamed: set[str]
+    seat: Seat, load: Load, candidate: int, fault: str, blamed: set[str]
 ) -> None:
     first, started = len(load.sessions), time.monotonic()
-    status = _watched(seat, gateway, begin(seat, candidate, CONFIG))
+    status = _watched(seat, begin(seat, candidate, CONFIG))
     seconds, exposed = time.monotonic() - started, status.sessions["candidate"]
     print(f"\n{fault}: rolled back after {seconds:.1f} s and {exposed} of its sessions: {status.why}")
     assert status.ending == "rolled_back" and status.why.split()[0] in blamed
@@ -216,11 +211,9 @@ def test_a_broken_candidate_is_rolled_back_under_load_and_no_client_sees_an_erro
     assert late == {f"release-{CHAMPION}"}, "new sessions are the champion's again"
 
 
-def _watched(seat: Seat, gateway: Gateway, status: StandingStatus) -> StandingStatus:
+def _watched(seat: Seat, status: StandingStatus) -> StandingStatus:
     deadline = time.monotonic() + 500
     while status.ending is None and time.monotonic() < deadline:
-        follow(gateway, seat.registry)
         time.sleep(CONFIG.look_seconds)
         status = look(seat, status, CONFIG)
-    follow(gateway, seat.registry)
     return status
