@@ -113,6 +113,7 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
                 runs = client.read_flow_runs(flow_run_filter=paused)
             for run in runs:
                 if run.state is not None and run.state.is_paused():
+                    time.sleep(3.0)  # as a person; what the form asks is saved just after the pause
                     resume_flow_run(run.id, run_input={"approve": True, "why": "looks good"})
 
         thread = world(registry, folder, fill_in)
