@@ -102,6 +102,7 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
     with prefect_api(tmp_path):
         from prefect import get_client
         from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterName
+        from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
         from prefect.flow_runs import resume_flow_run
 
         from flows.canary import canary_live
@@ -110,7 +111,7 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
 
         def fill_in(status: StandingStatus) -> None:
             with get_client(sync_client=True) as client:
-                runs = client.read_flow_runs(flow_run_filter=paused)
+                runs = client.read_flow_runs(flow_run_filter=paused, sort=FlowRunSort.ID_DESC, limit=9)
             for run in runs:
                 if run.state is not None and run.state.is_paused():
                     time.sleep(3.0)  # as a person; what the form asks is saved just after the pause
@@ -121,8 +122,8 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
         thread.join(timeout=30)
         with get_client(sync_client=True) as client:
             key = ArtifactFilter(key=ArtifactFilterKey(any_=["canary-release-2-1"]))
-            artifacts = client.read_artifacts(artifact_filter=key)
-            [asking] = client.read_flow_runs(flow_run_filter=paused)
+            artifacts = client.read_artifacts(artifact_filter=key, sort=ArtifactSort.ID_DESC, limit=9)
+            [asking] = client.read_flow_runs(flow_run_filter=paused, sort=FlowRunSort.ID_DESC, limit=9)
     serving = registry.serving()
     assert serving is not None and (serving.champion.version, serving.trial) == (2, None)
     assert len(artifacts) == 1 and "promoted" in str(artifacts[0].description)
