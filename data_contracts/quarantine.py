@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from data_contracts.store import append_jsonl, read_jsonl
-from data_contracts.validate import Rejection
+from data_contracts.verdicts import Rejection
 
 
 class Quarantine:
