@@ -6,7 +6,7 @@ frame -> measures -> statistics; statistics of the last accepted -> bounds for t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,8 @@ import pandas as pd
 from data_contracts.contract import Contract, load_contract
 from data_contracts.measures import MEASURES
 from data_contracts.odcs import Quality
-from data_contracts.store import append_jsonl, read_jsonl
+from data_contracts.store import append_jsonl, read_jsonl, write_atomic
+from data_contracts.verdicts import ExpectationReport
 
 Statistics = dict[str, float]
 """One figure a check across batches, by its name."""
@@ -35,7 +36,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the accepted batches of a run were like: `<table>.jsonl`, a line a batch."""
+    """What the batches of a run were like: `<table>.jsonl`, a line an accepted batch; Data Docs pages of all of them."""
 
     folder: Path
 
@@ -47,6 +48,12 @@ class Ledger:
     def accept(self, table: str, number: int, statistics: Statistics) -> None:
         """Note an accepted batch; of one that is noted again (a stage run twice) the last holds."""
         append_jsonl(self._file(table), json.dumps({"batch": number, "statistics": statistics}, allow_nan=False))
+
+    def show(self, number: int, reports: Iterable[ExpectationReport]) -> None:
+        """Keep the Data Docs pages of a batch: `00003-segments-0.html`, and so on."""
+        for report in reports:
+            for part, page in enumerate(report.pages):
+                write_atomic(self.folder / f"{number:05d}-{report.table}-{part}.html", page)
 
     def _file(self, table: str) -> Path:
         return self.folder / f"{table}.jsonl"

@@ -38,5 +38,5 @@ def _cells(column: Column, table: str, rows: list[dict[str, Any]]) -> pd.Series:
     if column.json_shape is not None:
         cells = [None if cell is None else json.dumps(cell) for cell in cells]
     elif column.logical_type == "array":
-        cells = [list(cell) for cell in cells]
+        cells = [list(cell or ()) for cell in cells]
     return pd.Series(cells, dtype=None if cells and column.logical_type in ("integer", "number", "boolean") else object)

@@ -108,7 +108,7 @@ def read_segments(path: str | Path) -> list[Segment]:
 
 def frame_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
     """The records as the frame that `validate` and `expect` take: nullable pandas types, arrays in list columns."""
-    return _to_pandas(_to_arrow(table, records))
+    return frame_of_arrow(_to_arrow(table, records))
 
 
 def records_of(table: str, frame: pd.DataFrame) -> list[Any]:
@@ -119,7 +119,7 @@ def records_of(table: str, frame: pd.DataFrame) -> list[Any]:
 
 def read_frame(path: str | Path, table: str) -> pd.DataFrame:
     """The table of a Parquet file as a frame, without making records of its rows."""
-    return _to_pandas(_read_table(path, table))
+    return frame_of_arrow(_read_table(path, table))
 
 
 def _to_arrow(table: str, records: Iterable[Record]) -> pa.Table:
@@ -143,7 +143,8 @@ def _to_records(table: str, arrow: pa.Table, record: type[R]) -> list[R]:
     return [record.model_validate(row) for row in rows]
 
 
-def _to_pandas(arrow: pa.Table) -> pd.DataFrame:
+def frame_of_arrow(arrow: pa.Table) -> pd.DataFrame:
+    """An Arrow table as a frame of nullable pandas types."""
     return arrow.to_pandas(types_mapper=PANDAS_TYPES.get)
 
 

@@ -43,7 +43,7 @@ LARGEST = sys.float_info.max
 
 def expectation_suite(contract: Contract) -> gx.ExpectationSuite:
     """The suite of one contract: row count, the set of columns, and what each critical data element must be."""
-    suite = gx.ExpectationSuite(name=f"{contract.name} {contract.version}")
+    suite = _suite(f"{contract.name} {contract.version}")
     suite.add_expectation(ExpectTableRowCountToBeBetween(min_value=contract.minimum_rows))
     names = [column.name for column in contract.columns]
     suite.add_expectation(ExpectTableColumnsToMatchSet(column_set=names, exact_match=True))
@@ -56,7 +56,7 @@ def expectation_suite(contract: Contract) -> gx.ExpectationSuite:
 
 def across_suite(contract: Contract, before: Sequence[Statistics]) -> gx.ExpectationSuite:
     """What the contract expects of a batch beside those accepted before; a figure that none of them has is not asked."""
-    suite = gx.ExpectationSuite(name=f"{contract.name} {contract.version} across batches")
+    suite = _suite(f"{contract.name} {contract.version} across batches")
     for quality in contract.across:
         if (room := bounds(quality, before)) is not None:
             suite.add_expectation(_of_batch(quality, room))
@@ -84,11 +84,11 @@ def _of_batch(quality: Quality, room: Bounds) -> Any:
     assert quality.implementation is not None  # a check across batches has one
     wanted, measure = quality.implementation.expectation, quality.implementation.measure
     told: dict[str, Any] = {"meta": {"name": quality.name, "severity": quality.severity}, "notes": quality.description}
-    if wanted == "row_count":
+    if measure is None or wanted is None:
         return ExpectTableRowCountToBeBetween(min_value=max(1, round(room.low)), max_value=round(room.high), **told)
     if wanted == "mean":
         return ExpectColumnMeanToBeBetween(column=measure, min_value=room.low, max_value=room.high, **told)
-    ranges = {"quantiles": [QUANTILES[str(wanted)]], "value_ranges": [[room.low, room.high]]}
+    ranges = {"quantiles": [QUANTILES[wanted]], "value_ranges": [[room.low, room.high]]}
     return ExpectColumnQuantileValuesToBeBetween(column=measure, quantile_ranges=ranges, **told)
 
 
@@ -109,6 +109,11 @@ def evaluate(table: str, frame: pd.DataFrame, before: Sequence[Statistics]) -> E
         noted=tuple(sorted(name for severity, name in missed if severity == "warning")),
         pages=tuple(_page(result) for result in results),
     )
+
+
+def _suite(name: str) -> gx.ExpectationSuite:
+    _context()  # a suite takes no expectation before there is one
+    return gx.ExpectationSuite(name=name)
 
 
 def _run(asset: str, frame: pd.DataFrame, suite: gx.ExpectationSuite) -> Any:

@@ -169,7 +169,7 @@ class _Checked:
         key = partial(_key, self.contract, self.alive)
         rejections = [Rejection(row, key(row), rule, reason) for row, rule, reason in found]
         self.rejected += rejections
-        self.alive = self.alive.drop(index=sorted({rejection.row for rejection in rejections}))
+        self.alive = self.alive.drop(index=list({rejection.row for rejection in rejections}))
 
     def result(self, minimum_rows: int) -> Validation:
         least = max(minimum_rows, self.contract.minimum_rows)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
+from flows.commands import contracts, quarantine
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -40,6 +41,8 @@ ablate_app = typer.Typer(help="Compare ways to do one thing, all else equal.", n
 app.add_typer(problems_app, name="problems")
 app.add_typer(starter_app, name="starter")
 app.add_typer(ablate_app, name="ablate")
+app.add_typer(contracts.app, name="contracts")
+app.add_typer(quarantine.app, name="quarantine")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")

@@ -70,7 +70,7 @@ class Runs(NamedTuple):
     row: np.ndarray
     turn: np.ndarray
     start: np.ndarray
-    count: np.ndarray
+    tokens: np.ndarray
     last: np.ndarray
 
 

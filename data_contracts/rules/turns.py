@@ -63,8 +63,8 @@ def prefix_property(frame: pd.DataFrame, segments: pd.DataFrame) -> np.ndarray:
             "trajectory_id": segments["trajectory_id"].to_numpy()[runs.row],
             "segment": segments["index"].to_numpy(dtype=np.int64)[runs.row],
             "index": runs.turn.astype(np.int64),
-            "start": np.where(runs.last - runs.start + 1 == runs.count, runs.start, -1),
-            "count": runs.count,
+            "start": np.where(runs.last - runs.start + 1 == runs.tokens, runs.start, -1),
+            "count": runs.tokens,
         }
     )
     names = ["trajectory_id", "segment", "index"]
