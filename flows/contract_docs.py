@@ -32,8 +32,10 @@ def write_docs(out: Path) -> Path:
 def _bounds(column: Column) -> str:
     """What a cell may be, in words."""
     found = {name: value for name, value in column.logical_type_options.model_dump().items() if value is not None}
-    parts = [f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
-             for name, value in found.items()]
+    parts = [
+        f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
+        for name, value in found.items()
+    ]
     parts += ["unique"] * column.unique + ["may be null"] * (not column.required)
     parts += [f"JSON: {column.json_shape}"] * (column.json_shape is not None)
     parts += [f"rows of {column.rows_of}"] * (column.rows_of is not None)
