@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What the batches of a run were like: `<table>.jsonl`, a line an accepted batch; Data Docs pages of all of them."""
+    """What the batches of a run were like: `<table>.jsonl`, a line an accepted batch; Data Docs pages of all."""
 
     folder: Path
 

@@ -55,7 +55,7 @@ def expectation_suite(contract: Contract) -> gx.ExpectationSuite:
 
 
 def across_suite(contract: Contract, before: Sequence[Statistics]) -> gx.ExpectationSuite:
-    """What the contract expects of a batch beside those accepted before; a figure that none of them has is not asked."""
+    """What the contract expects of a batch beside those before; a figure that none of them has is not asked."""
     suite = _suite(f"{contract.name} {contract.version} across batches")
     for quality in contract.across:
         if (room := bounds(quality, before)) is not None:
@@ -93,7 +93,7 @@ def _of_batch(quality: Quality, room: Bounds) -> Any:
 
 
 def evaluate(table: str, frame: pd.DataFrame, before: Sequence[Statistics]) -> ExpectationReport:
-    """Run the table's suites over the frame; what failed is named `column: expectation`, or as the contract names it."""
+    """Run the table's suites over the frame; what failed is named `column: expectation` or as in the contract."""
     contract = load_contract(table)
     results = [_run(table, frame, contract.expectations())]
     beside = across_suite(contract, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pyarrow.parquet as pq
 import pytest
@@ -34,7 +35,7 @@ def test_the_committed_contract_is_its_version_in_the_history(table):
 @pytest.mark.parametrize("table", TABLES)
 def test_every_version_says_what_changed(table):
     history = versions(table)
-    assert [refusal(old, new) for old, new in zip(history, history[1:], strict=False)] == [None] * (len(history) - 1)
+    assert [refusal(old, new) for old, new in pairwise(history)] == [None] * (len(history) - 1)
 
 
 @pytest.mark.parametrize(
