@@ -100,15 +100,19 @@ def _explained(
     if index is None or pd.isna(index):
         rule = f"{value}.{name}" if name.startswith("column_") else f"{column}.{name}"
         reason = f"the table's column {value!r}: {name}" if name.startswith("column_") else f"{column}: {name}: {value}"
-        yield Rejection(None, "", rule, reason)
-        for row in range(len(frame)):
-            yield Rejection(row, _key(contract, frame, row), rule, reason)
+        yield from _every_row(contract, frame, rule, reason)
         return
     row = int(index)
     together = check == "unique_together"
     where = "+".join(contract.unique_together) if together else str(column)
     cell = _short(_key(contract, frame, row) if together else frame[column].iloc[row])
     yield Rejection(row, _key(contract, frame, row), f"{where}.{name}", f"{where} is {cell}, which breaks {name}")
+
+
+def _every_row(contract: Contract, frame: pd.DataFrame, rule: str, reason: str) -> Iterator[Rejection]:
+    yield Rejection(None, "", rule, reason)
+    for row in range(len(frame)):
+        yield Rejection(row, _key(contract, frame, row), rule, reason)
 
 
 @dataclass(slots=True)
@@ -130,8 +134,12 @@ class _Checked:
 
     @classmethod
     def of_columns(cls, contract: Contract, frame: pd.DataFrame) -> _Checked:
-        source = frame.reset_index(drop=True)
+        twice = frame.columns.duplicated()
+        source = frame.loc[:, ~twice].reset_index(drop=True)
         rejected = _column_rejections(contract, source)
+        for name in sorted(set(map(str, frame.columns[twice]))):
+            reason = f"the table's column {name!r}: column_twice"
+            rejected += _every_row(contract, source, f"{name}.column_twice", reason)
         rows = {rejection.row for rejection in rejected}
         # a table of other columns: whoever looks at the accepted rows finds none, under the right names
         sound = source.iloc[:0] if None in rows else source.drop(index=[row for row in rows if row is not None])

@@ -1,8 +1,9 @@
 """The `ratchet` command.
 
 run | up | serve | status | report | show | ablate credit | problems check, make, import-verifiers | starter build
+contracts check, diff, docs | quarantine list, show, release
 
-Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
+Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 a check
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
 4 it was cancelled in the Prefect UI.
 """
