@@ -25,10 +25,9 @@ def migrated(arrow: pa.Table, table: str, path: str) -> pa.Table:
     """
     name, version = _mark(arrow, table)
     newest = load_contract(table).version
-    while name == table and version != newest:
-        if (name, version) not in STEPS:
-            break
+    if (name, version) in STEPS and name == table:
         _announce(table, version, newest)
+    while name == table and (name, version) in STEPS:
         version, step = STEPS[name, version]
         arrow = step(arrow)
     if (name, version) != (table, newest):
