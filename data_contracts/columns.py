@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pandera.pandas as pa
-from pydantic import TypeAdapter, ValidationError
 
-from data_contracts.contract import RECORDS, Column, Contract, Item
-from data_contracts.records import Record
+from data_contracts.contract import Contract
+from data_contracts.odcs import Column, Item
+from data_contracts.shapes import parses
 
 Holds = Callable[[pd.Series], pd.Series]
 INT64 = range(-(2**63), 2**63)
 TOGETHER = "unique_together"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def pandera_schema(contract: Contract) -> pa.DataFrameSchema:
@@ -30,7 +32,7 @@ def pandera_schema(contract: Contract) -> pa.DataFrameSchema:
     # pandera's own uniqueness raises on a cell that cannot be hashed, and a check skips rows with any null by default
     together = partial(_first_of, contract.unique_together)
     return pa.DataFrameSchema(
-        {column.name: _column(column, RECORDS[contract.name]) for column in contract.columns},
+        {column.name: _column(column) for column in contract.columns},
         strict=True,
         coerce=False,
         checks=pa.Check(together, name=TOGETHER, error=TOGETHER, ignore_na=False) if contract.unique_together else None,
@@ -38,12 +40,12 @@ def pandera_schema(contract: Contract) -> pa.DataFrameSchema:
     )
 
 
-def _column(column: Column, record: type[Record]) -> pa.Column:
-    checks = [pa.Check(holds, name=name, error=name) for name, holds in _checks(column, record)]
+def _column(column: Column) -> pa.Column:
+    checks = [pa.Check(holds, name=name, error=name) for name, holds in _checks(column)]
     return pa.Column(None, checks=checks, nullable=not column.required)
 
 
-def _checks(column: Column, record: type[Record]) -> Iterator[tuple[str, Holds]]:
+def _checks(column: Column) -> Iterator[tuple[str, Holds]]:
     """Named checks of one column; each but `type` holds for cells of a wrong type, which `type` names."""
     options = column.logical_type_options
     if column.logical_type == "array" and column.items is not None:
@@ -60,10 +62,12 @@ def _checks(column: Column, record: type[Record]) -> Iterator[tuple[str, Holds]]
         yield "maximum", _bound(np.greater, options.maximum)
     if options.min_length:
         yield "minLength", _text(partial(_at_least, options.min_length))
+    if options.max_length is not None:
+        yield "maxLength", _text(partial(_at_most, options.max_length))
     if options.pattern is not None:
         yield "pattern", _text(partial(_matches, re.compile(options.pattern)))
-    if column.is_json:
-        yield "json", _text(partial(_parses, TypeAdapter(_field(record, column))))
+    if column.json_shape is not None:
+        yield "json", _text(partial(parses, column.json_shape))
     if (valid := column.valid_values) is not None:
         yield "validValues", _text(frozenset(valid).__contains__)
 
@@ -103,14 +107,25 @@ def _is_array(cell: Any) -> bool:
     return isinstance(cell, list | np.ndarray)
 
 
+def _encodes(text: str) -> bool:
+    """Whether the text is Unicode: half a surrogate pair cannot be written to any file."""
+    return text.isascii() or not _SURROGATE.search(text)
+
+
 _SCALARS: dict[str, Callable[[Any], bool]] = {
-    "string": lambda cell: isinstance(cell, str),
+    "string": lambda cell: isinstance(cell, str) and _encodes(cell),
     "integer": _is_integer,
     "number": lambda cell: _is_integer(cell) or isinstance(cell, float | np.floating),
     "boolean": lambda cell: isinstance(cell, bool | np.bool_),
+    "timestamp": lambda cell: isinstance(cell, datetime) and cell.tzinfo is not None,
 }
 
-_DTYPES = {"integer": ("Int64", "int64"), "number": ("float64",), "boolean": ("boolean", "bool")}
+_DTYPES: dict[str, tuple[Any, ...]] = {
+    "integer": ("Int64", "int64"),
+    "number": ("float64",),
+    "boolean": ("boolean", "bool"),
+    "timestamp": ("datetime64[us, UTC]",),
+}
 
 
 def _typed(logical_type: str, cells: pd.Series) -> pd.Series:
@@ -125,7 +140,13 @@ def _cells(holds: Callable[[Any], bool]) -> Holds:
 
 
 def _text(holds: Callable[[str], bool]) -> Holds:
-    return _cells(lambda cell: not isinstance(cell, str) or holds(cell))
+    """A check of texts; one that comes again in the column is looked at once."""
+
+    def ask(cells: pd.Series) -> pd.Series:
+        once = cache(holds)
+        return _cells(lambda cell: not isinstance(cell, str) or once(cell))(cells)
+
+    return ask
 
 
 def _numeric_arrays(holds: Callable[[np.ndarray], bool]) -> Holds:
@@ -164,18 +185,9 @@ def _at_least(least: int, text: str) -> bool:
     return len(text) >= least
 
 
+def _at_most(most: int, text: str) -> bool:
+    return len(text) <= most
+
+
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.search(text) is not None
-
-
-def _field(record: type[Record], column: Column) -> Any:
-    return record.model_fields[column.name].annotation
-
-
-def _parses(field: TypeAdapter[Any], text: str) -> bool:
-    """Whether the text is JSON of the shape that the record's field has."""
-    try:
-        field.validate_json(text, strict=True)
-    except ValidationError:
-        return False
-    return True

@@ -1,23 +1,39 @@
 """Quarantine: every dropped row is kept with the rule it broke, and counted.
 
-(rejection, row) -> quarantine/<table>.jsonl, one line a row and rule
+(rejection, row) -> quarantine/<table>.jsonl, one line a row and rule; put back -> a line in quarantine/released/
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from data_contracts.store import append_jsonl, read_jsonl
-from data_contracts.validate import Rejection
+from data_contracts.verdicts import Rejection
+
+
+class Dropped(NamedTuple):
+    """A row in quarantine with one rule it broke; `released` says when and why it was put back."""
+
+    id: str
+    table: str
+    key: str
+    rule: str
+    reason: str
+    run_id: str
+    iteration: int
+    at: str
+    row: dict[str, Any]
+    released: str | None
 
 
 class Quarantine:
@@ -48,10 +64,34 @@ class Quarantine:
         """The kept lines of one table: key, rule, reason, run_id, iteration, at, row."""
         return read_jsonl(self.folder / f"{table}.jsonl").rows
 
+    def tables(self) -> list[str]:
+        """The tables of which rows were dropped."""
+        return sorted(path.stem for path in self.folder.glob("*.jsonl"))
+
     def counts(self, table: str | None = None) -> dict[str, int]:
         """Dropped rows by rule, of one table or of all; a row that broke two rules counts under both."""
-        tables = [table] if table else sorted(path.stem for path in self.folder.glob("*.jsonl"))
-        return dict(Counter(line["rule"] for name in tables for line in self.rows(name)))
+        return dict(Counter(line["rule"] for name in ([table] if table else self.tables()) for line in self.rows(name)))
+
+    def dropped(self) -> list[Dropped]:
+        """Every row and rule of every table, with the id that names it."""
+        released = {line["id"]: line for line in read_jsonl(self._released).rows}
+        found = []
+        for table in self.tables():
+            for line in self.rows(table):
+                parts = (table, line["run_id"], str(line["iteration"]), line["key"], line["rule"])
+                name = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:10]
+                mark = f"{released[name]['at']}: {released[name]['why']}" if name in released else None
+                found.append(Dropped(id=name, table=table, released=mark, **line))
+        return found
+
+    def mark_released(self, rows: Iterable[Dropped], why: str) -> None:
+        """Note that the rows were put back; they stay where they are."""
+        for row in rows:
+            append_jsonl(self._released, json.dumps({"id": row.id, "why": why, "at": _now()}))
+
+    @property
+    def _released(self) -> Path:
+        return self.folder / "released" / "rows.jsonl"
 
 
 def _line(rejection: Rejection, row: Mapping[str, Any], run_id: str, iteration: int) -> dict[str, Any]:
@@ -61,9 +101,13 @@ def _line(rejection: Rejection, row: Mapping[str, Any], run_id: str, iteration: 
         "reason": rejection.reason,
         "run_id": run_id,
         "iteration": iteration,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": _now(),
         "row": _plain(row),
     }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _identity(line: Mapping[str, Any]) -> tuple[str, str]:

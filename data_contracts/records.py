@@ -283,3 +283,12 @@ class Rollout(Record):
 
     trajectory: Trajectory
     segments: tuple[Segment, ...]
+
+
+RECORDS: dict[str, type[Record]] = {
+    "problems": Problem,
+    "trajectories": Trajectory,
+    "turns": Turn,
+    "segments": Segment,
+}
+"""The record that a row of a table makes, where this package has one."""

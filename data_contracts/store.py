@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from data_contracts.contract import RECORDS, Contract, load_contract
+from data_contracts.contract import Contract, load_contract
 from data_contracts.errors import UserError
-from data_contracts.records import Record, Segment, Trajectory
+from data_contracts.migrations import migrated
+from data_contracts.records import RECORDS, Record, Segment, Trajectory
 
 PANDAS_TYPES = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
 """Nullable types, so that a null in an integer column stays one bad cell and does not turn the column into floats."""
@@ -107,7 +108,7 @@ def read_segments(path: str | Path) -> list[Segment]:
 
 def frame_of(table: str, records: Iterable[Record]) -> pd.DataFrame:
     """The records as the frame that `validate` and `expect` take: nullable pandas types, arrays in list columns."""
-    return _to_pandas(_to_arrow(table, records))
+    return frame_of_arrow(_to_arrow(table, records))
 
 
 def records_of(table: str, frame: pd.DataFrame) -> list[Any]:
@@ -118,7 +119,7 @@ def records_of(table: str, frame: pd.DataFrame) -> list[Any]:
 
 def read_frame(path: str | Path, table: str) -> pd.DataFrame:
     """The table of a Parquet file as a frame, without making records of its rows."""
-    return _to_pandas(_read_table(path, table))
+    return frame_of_arrow(_read_table(path, table))
 
 
 def _to_arrow(table: str, records: Iterable[Record]) -> pa.Table:
@@ -129,20 +130,21 @@ def _to_arrow(table: str, records: Iterable[Record]) -> pa.Table:
 
 def _row(contract: Contract, fields: dict[str, Any]) -> dict[str, Any]:
     for column in contract.columns:
-        if column.is_json and fields[column.name] is not None:
+        if column.json_shape and fields[column.name] is not None:
             fields[column.name] = json.dumps(fields[column.name], separators=(",", ":"))
     return fields
 
 
 def _to_records(table: str, arrow: pa.Table, record: type[R]) -> list[R]:
-    nested = [column.name for column in load_contract(table).columns if column.is_json]
+    nested = [column.name for column in load_contract(table).columns if column.json_shape]
     rows = arrow.to_pylist()
     for row in rows:
         row.update({name: json.loads(row[name]) for name in nested if row[name] is not None})
     return [record.model_validate(row) for row in rows]
 
 
-def _to_pandas(arrow: pa.Table) -> pd.DataFrame:
+def frame_of_arrow(arrow: pa.Table) -> pd.DataFrame:
+    """An Arrow table as a frame of nullable pandas types."""
     return arrow.to_pandas(types_mapper=PANDAS_TYPES.get)
 
 
@@ -151,11 +153,12 @@ def _write_table(path: Path, arrow: pa.Table) -> None:
 
 
 def _read_table(path: str | Path, table: str) -> pa.Table:
-    """The file's table; other columns than the contract's are a UserError."""
+    """The file's table in its contract's newest version; one of other columns is a UserError."""
     try:
         arrow = pq.read_table(path)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a Parquet file ({error}): delete it, it is written again") from error
+    arrow = migrated(arrow, table, str(path))
     expected = load_contract(table)
     if not arrow.schema.equals(expected.arrow()):
         different = sorted({f.name for f in set(arrow.schema) ^ set(expected.arrow())})

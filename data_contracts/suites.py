@@ -1,6 +1,6 @@
-"""Expectations on a frozen batch as a whole, made from the contract, run by Great Expectations.
+"""Expectations on a frozen batch as a whole, made from the contract, run and shown by Great Expectations.
 
-Contract -> ExpectationSuite; (table, frame) -> ExpectationReport
+Contract -> ExpectationSuite; (table, frame, last accepted batches) -> ExpectationReport with its Data Docs page
 
 `between` alone passes on an empty and on an all-null column: a row count and not-null stand beside it, always.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ os.environ.setdefault("GX_ANALYTICS_ENABLED", "False")  # read when the package 
 import great_expectations as gx
 from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.expectations import (
+    ExpectColumnMeanToBeBetween,
+    ExpectColumnQuantileValuesToBeBetween,
     ExpectColumnValuesToBeBetween,
     ExpectColumnValuesToBeInSet,
     ExpectColumnValuesToBeUnique,
@@ -24,8 +27,13 @@ from great_expectations.expectations import (
     ExpectTableColumnsToMatchSet,
     ExpectTableRowCountToBeBetween,
 )
+from great_expectations.render.renderer import ValidationResultsPageRenderer
+from great_expectations.render.view import DefaultJinjaPageView
 
-from data_contracts.contract import Column, Contract, load_contract
+from data_contracts.batches import QUANTILES, Bounds, Statistics, bounds, measures_of
+from data_contracts.contract import Contract, load_contract
+from data_contracts.odcs import Column, Quality
+from data_contracts.verdicts import ExpectationReport
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +43,7 @@ LARGEST = sys.float_info.max
 
 def expectation_suite(contract: Contract) -> gx.ExpectationSuite:
     """The suite of one contract: row count, the set of columns, and what each critical data element must be."""
-    suite = gx.ExpectationSuite(name=f"{contract.name} {contract.version}")
+    suite = _suite(f"{contract.name} {contract.version}")
     suite.add_expectation(ExpectTableRowCountToBeBetween(min_value=contract.minimum_rows))
     names = [column.name for column in contract.columns]
     suite.add_expectation(ExpectTableColumnsToMatchSet(column_set=names, exact_match=True))
@@ -43,6 +51,15 @@ def expectation_suite(contract: Contract) -> gx.ExpectationSuite:
         if column.critical_data_element:
             for expectation in _of_column(column):
                 suite.add_expectation(expectation)
+    return suite
+
+
+def across_suite(contract: Contract, before: Sequence[Statistics]) -> gx.ExpectationSuite:
+    """What the contract expects of a batch beside those before; a figure that none of them has is not asked."""
+    suite = _suite(f"{contract.name} {contract.version} across batches")
+    for quality in contract.across:
+        if (room := bounds(quality, before)) is not None:
+            suite.add_expectation(_of_batch(quality, room))
     return suite
 
 
@@ -63,17 +80,61 @@ def _of_column(column: Column) -> list[Any]:
     return found
 
 
-def evaluate(table: str, frame: pd.DataFrame) -> tuple[list[str], int]:
-    """Run the table's suite over the frame: (expectations that failed, `column: expectation`; how many were asked)."""
-    batch_definition, suite = _prepared(table)
-    batch = batch_definition.get_batch(batch_parameters={"dataframe": frame})
-    result = batch.validate(suite, result_format="BOOLEAN_ONLY")
-    failed = []
-    for outcome in result.results:
-        if not outcome.success:
-            config = outcome.expectation_config
-            failed.append(f"{config.kwargs.get('column', 'table')}: {config.type}")
-    return sorted(failed), len(result.results)
+def _of_batch(quality: Quality, room: Bounds) -> Any:
+    assert quality.implementation is not None  # a check across batches has one
+    wanted, measure = quality.implementation.expectation, quality.implementation.measure
+    told: dict[str, Any] = {"meta": {"name": quality.name, "severity": quality.severity}, "notes": quality.description}
+    if measure is None or wanted is None:
+        return ExpectTableRowCountToBeBetween(min_value=max(1, round(room.low)), max_value=round(room.high), **told)
+    if wanted == "mean":
+        return ExpectColumnMeanToBeBetween(column=measure, min_value=room.low, max_value=room.high, **told)
+    ranges = {"quantiles": [QUANTILES[wanted]], "value_ranges": [[room.low, room.high]]}
+    return ExpectColumnQuantileValuesToBeBetween(column=measure, quantile_ranges=ranges, **told)
+
+
+def evaluate(table: str, frame: pd.DataFrame, before: Sequence[Statistics]) -> ExpectationReport:
+    """Run the table's suites over the frame; what failed is named `column: expectation` or as in the contract."""
+    contract = load_contract(table)
+    results = [_run(table, frame, contract.expectations())]
+    beside = across_suite(contract, before)
+    if beside.expectations and len(frame):
+        results.append(_run(f"{table} across", measures_of(contract, frame), beside))
+    outcomes = [outcome for result in results for outcome in result.results]
+    missed = [(_severity(outcome), _name(outcome)) for outcome in outcomes if not outcome.success]
+    return ExpectationReport(
+        table,
+        failed=sorted(name for severity, name in missed if severity != "warning"),
+        evaluated=len(outcomes),
+        rows=len(frame),
+        noted=tuple(sorted(name for severity, name in missed if severity == "warning")),
+        pages=tuple(_page(result) for result in results),
+    )
+
+
+def _suite(name: str) -> gx.ExpectationSuite:
+    _context()  # a suite takes no expectation before there is one
+    return gx.ExpectationSuite(name=name)
+
+
+def _run(asset: str, frame: pd.DataFrame, suite: gx.ExpectationSuite) -> Any:
+    batch = _whole_frame(asset).get_batch(batch_parameters={"dataframe": frame})
+    return batch.validate(suite, result_format="BASIC")
+
+
+def _severity(outcome: Any) -> str:
+    return (outcome.expectation_config.meta or {}).get("severity", "critical")
+
+
+def _name(outcome: Any) -> str:
+    config = outcome.expectation_config
+    named: str | None = (config.meta or {}).get("name")
+    return named or f"{config.kwargs.get('column', 'table')}: {config.type}"
+
+
+def _page(result: Any) -> str:
+    """The result as a page of Data Docs."""
+    html: str = DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result))
+    return html
 
 
 @cache
@@ -86,6 +147,5 @@ def _context() -> Any:
 
 
 @cache
-def _prepared(table: str) -> tuple[Any, gx.ExpectationSuite]:
-    asset = _context().add_dataframe_asset(table)
-    return asset.add_batch_definition_whole_dataframe("all"), load_contract(table).expectations()
+def _whole_frame(asset: str) -> Any:
+    return _context().add_dataframe_asset(asset).add_batch_definition_whole_dataframe("all")

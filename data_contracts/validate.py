@@ -1,6 +1,6 @@
 """Validation: which rows of a table hold to its contract, and which do not and why.
 
-frame -> column checks (pandera) -> cross-field rules -> Validation(accepted, rejected)
+frame -> column checks (pandera) -> cross-field rules -> rows nested in columns, by their own contract -> Validation
 frozen frame -> expectations (Great Expectations) -> ExpectationReport
 
 A table that holds no row is not valid: a check that saw nothing has shown nothing.
@@ -9,18 +9,19 @@ A table that holds no row is not valid: a check that saw nothing has shown nothi
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from data_contracts.batches import Statistics
 from data_contracts.contract import Contract, load_contract
-from data_contracts.gates import Gate, Verdict
+from data_contracts.nested import unnest
 from data_contracts.rules import Rule
+from data_contracts.verdicts import ExpectationReport, Rejection, Validation
 
 PANDERA_NAMES = {
     "not_nullable": "required",
@@ -30,89 +31,19 @@ PANDERA_NAMES = {
 }
 
 
-class Rejection(NamedTuple):
-    """One row and one rule it breaks; `row` is its position in the validated frame, None for the table as a whole."""
-
-    row: int | None
-    key: str
-    rule: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The rows that hold, and a rejection for each rule that a dropped row broke.
-
-    `skipped` names rules that need a table which was not given: nothing is known about them.
-    """
-
-    table: str
-    accepted: pd.DataFrame
-    rejected: list[Rejection]
-    skipped: tuple[str, ...]
-    source: pd.DataFrame
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often each rule was broken."""
-        return dict(Counter(rejection.rule for rejection in self.rejected))
-
-    @property
-    def dropped(self) -> int:
-        """How many rows were not accepted."""
-        return len(self.source) - len(self.accepted)
-
-    def rows_with_reasons(self) -> Iterator[tuple[Rejection, dict[str, Any]]]:
-        """Each rejection with the row it is about (empty for the table as a whole), as the quarantine keeps it."""
-        for rejection in self.rejected:
-            row = {} if rejection.row is None else self.source.iloc[rejection.row].to_dict()
-            yield rejection, {str(name): value for name, value in row.items()}
-
-    def gate(self, *, max_dropped_share: float = 0.0) -> Gate:
-        """PASS when every rule was asked and at most that share of rows was dropped; no row at all is INCONCLUSIVE."""
-        share = self.dropped / len(self.source) if len(self.source) else None
-        whole_table = [rejection.reason for rejection in self.rejected if rejection.row is None]
-        unasked = [f"rules not asked: {', '.join(self.skipped)}"] if self.skipped else []
-        verdict = Verdict.INCONCLUSIVE if unasked or share is None else Verdict.PASS
-        if share is not None and (whole_table or share > max_dropped_share):
-            verdict = Verdict.FAIL
-        reason = "; ".join([f"{self.dropped} of {len(self.source)} rows dropped", *whole_table, *unasked])
-        evidence: dict[str, Any] = {"rows": len(self.source), "dropped": self.dropped, **self.counts}
-        return Gate(name=f"{self.table}_contract", verdict=verdict, reason=reason, evidence=evidence)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectationReport:
-    """What Great Expectations said of a frozen batch: `failed` as `column: expectation`, `evaluated` of them asked."""
-
-    table: str
-    passed: bool
-    failed: list[str]
-    evaluated: int
-    rows: int
-
-    def gate(self) -> Gate:
-        """PASS when every expectation was met by a batch that is not empty."""
-        verdict = Verdict.PASS if self.passed else Verdict.FAIL
-        if self.rows == 0 or self.evaluated == 0:
-            verdict = Verdict.INCONCLUSIVE
-        met = f"{self.evaluated - len(self.failed)} of {self.evaluated} expectations met by {self.rows} rows"
-        reason = "; ".join([met, *self.failed])
-        evidence: dict[str, Any] = {"rows": self.rows, "evaluated": self.evaluated, "failed": len(self.failed)}
-        return Gate(name=f"{self.table}_expectations", verdict=verdict, reason=reason, evidence=evidence)
-
-
 def validate(
     table: str, frame: pd.DataFrame, *, minimum_rows: int = 1, companions: Mapping[str, pd.DataFrame] | None = None
 ) -> Validation:
     """Check every row of `frame` against the contract of `table`.
 
-    A missing or unknown column rejects every row. A rule that looks at another table is asked when `companions` holds
+    A missing or unknown column rejects every row. A nested row that breaks a rule rejects the row it is in, as
+    `<column>.<rule>`. A rule that looks at another table is asked when `companions` holds
     that table, and listed in `skipped` otherwise. Fewer accepted rows than `minimum_rows` (or the contract's own
     minimum) is a rejection of the table, `minimum_rows`.
     """
     checked = _Checked.of_columns(load_contract(table), frame)
     checked.ask(companions or {})
+    checked.ask_nested(companions or {})
     return checked.result(minimum_rows)
 
 
@@ -128,12 +59,14 @@ def validate_rollouts(
     return whole, parts.result(minimum_rows)
 
 
-def expect(table: str, frame: pd.DataFrame) -> ExpectationReport:
-    """Run the contract's expectations over a frozen batch; the first call in a process imports Great Expectations."""
+def expect(table: str, frame: pd.DataFrame, before: Sequence[Statistics] = ()) -> ExpectationReport:
+    """Run the contract's expectations over a frozen batch, and those beside the batches accepted `before`.
+
+    The first call in a process imports Great Expectations.
+    """
     from data_contracts.suites import evaluate
 
-    failed, evaluated = evaluate(table, frame)
-    return ExpectationReport(table, not failed and evaluated > 0, failed, evaluated, len(frame))
+    return evaluate(table, frame, before)
 
 
 @cache
@@ -167,15 +100,19 @@ def _explained(
     if index is None or pd.isna(index):
         rule = f"{value}.{name}" if name.startswith("column_") else f"{column}.{name}"
         reason = f"the table's column {value!r}: {name}" if name.startswith("column_") else f"{column}: {name}: {value}"
-        yield Rejection(None, "", rule, reason)
-        for row in range(len(frame)):
-            yield Rejection(row, _key(contract, frame, row), rule, reason)
+        yield from _every_row(contract, frame, rule, reason)
         return
     row = int(index)
     together = check == "unique_together"
     where = "+".join(contract.unique_together) if together else str(column)
     cell = _short(_key(contract, frame, row) if together else frame[column].iloc[row])
     yield Rejection(row, _key(contract, frame, row), f"{where}.{name}", f"{where} is {cell}, which breaks {name}")
+
+
+def _every_row(contract: Contract, frame: pd.DataFrame, rule: str, reason: str) -> Iterator[Rejection]:
+    yield Rejection(None, "", rule, reason)
+    for row in range(len(frame)):
+        yield Rejection(row, _key(contract, frame, row), rule, reason)
 
 
 @dataclass(slots=True)
@@ -192,16 +129,22 @@ class _Checked:
     alive: pd.DataFrame
     rejected: list[Rejection]
     pending: tuple[Rule, ...]
+    unasked: tuple[str, ...] = ()
+    """Rules of nested rows that need a table which was not given."""
 
     @classmethod
     def of_columns(cls, contract: Contract, frame: pd.DataFrame) -> _Checked:
-        source = frame.reset_index(drop=True)
+        twice = frame.columns.duplicated()
+        source = frame.loc[:, ~twice].reset_index(drop=True)
         rejected = _column_rejections(contract, source)
+        for name in sorted(set(map(str, frame.columns[twice]))):
+            reason = f"the table's column {name!r}: column_twice"
+            rejected += _every_row(contract, source, f"{name}.column_twice", reason)
         rows = {rejection.row for rejection in rejected}
         # a table of other columns: whoever looks at the accepted rows finds none, under the right names
         sound = source.iloc[:0] if None in rows else source.drop(index=[row for row in rows if row is not None])
         typed = sound.reindex(columns=[column.name for column in contract.columns]).astype(_types(contract))
-        nested = [column.name for column in contract.columns if column.is_json]
+        nested = [column.name for column in contract.columns if column.json_shape]
         parsed = {name: typed[name].map(json.loads, na_action="ignore") for name in nested}
         return cls(contract, source, typed, typed.assign(**parsed), rejected, contract.rules)
 
@@ -214,25 +157,41 @@ class _Checked:
                 continue
             holds = rule.holds(self.alive, *(companions[name] for name in rule.tables))
             rows = self.alive.index[~np.asarray(holds, dtype=bool)]
-            if rows.empty:
+            self._reject((int(row), rule.name, rule.description) for row in rows)
+
+    def ask_nested(self, companions: Mapping[str, pd.DataFrame]) -> None:
+        """Hold the rows nested in columns to the contract of their own table."""
+        for column in self.contract.columns:
+            if column.rows_of is None:
                 continue
-            key = partial(_key, self.contract, self.alive)
-            self.rejected += [Rejection(int(row), key(row), rule.name, rule.description) for row in rows]
-            self.alive = self.alive.drop(index=rows)
+            inner = load_contract(column.rows_of)
+            parts, owners = unnest(inner, self.alive, self.contract.key, column.name)
+            checked = _Checked.of_columns(inner, parts)
+            checked.ask(companions)
+            self.unasked += tuple(f"{column.name}.{rule.name}" for rule in checked.pending)
+            found = [(r.row, r.rule, r.reason) for r in checked.rejected if r.row is not None]
+            broken = {(int(owners[row]), f"{column.name}.{rule}"): reason for row, rule, reason in reversed(found)}
+            self._reject((row, rule, reason) for (row, rule), reason in sorted(broken.items()))
+
+    def _reject(self, found: Iterable[tuple[int, str, str]]) -> None:
+        key = partial(_key, self.contract, self.alive)
+        rejections = [Rejection(row, key(row), rule, reason) for row, rule, reason in found]
+        self.rejected += rejections
+        self.alive = self.alive.drop(index=list({rejection.row for rejection in rejections}))
 
     def result(self, minimum_rows: int) -> Validation:
         least = max(minimum_rows, self.contract.minimum_rows)
         if len(self.alive) < least:
             reason = f"{len(self.alive)} valid rows, {least} are needed"
             self.rejected.append(Rejection(None, "", "minimum_rows", reason))
-        skipped = tuple(rule.name for rule in self.pending)
+        skipped = (*(rule.name for rule in self.pending), *self.unasked)
         accepted = self.typed.loc[self.alive.index].reset_index(drop=True)
         return Validation(self.contract.name, accepted, self.rejected, skipped, self.source)
 
 
 def _types(contract: Contract) -> dict[str, str]:
     """The frame's types by column; text and arrays are objects."""
-    scalars = {"integer": "Int64", "boolean": "boolean", "number": "float64"}
+    scalars = {"integer": "Int64", "boolean": "boolean", "number": "float64", "timestamp": "datetime64[us, UTC]"}
     return {column.name: scalars.get(column.logical_type, "object") for column in contract.columns}
 
 

@@ -11,7 +11,7 @@ from prefect import flow
 
 from data_contracts.contract import load_contract
 from data_contracts.gates import Gate, require
-from data_contracts.records import policy_name
+from data_contracts.records import RECORDS, policy_name
 from data_contracts.store import read_json, read_trajectories, write_json
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
@@ -78,7 +78,7 @@ def _bundle(bench: Bench, recipe: Recipe, number: int, compared_with: int) -> Bu
         reward_path=probe,
         reward_digest=read_json(bench.run.calibration)["digest"] if probe else None,
         datasets={path.stem: file_digest(path) for path in (bench.run.train, bench.run.heldout)},
-        contract_versions={table: load_contract(table).version for table in ("problems", "trajectories", "segments")},
+        contract_versions={table: load_contract(table).version for table in RECORDS},
         recipe=read_json(bench.run.recipe),
         code_revision=code_revision(Path(__file__).parent),
         reference=bench.run.evaluation("after" if number else "before").reference,

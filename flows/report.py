@@ -1,4 +1,4 @@
-"""report.html: one page that shows a run to whoever was not there; it needs nothing beside it.
+"""report.html: one page that shows a run to whoever was not there; only the pages of Data Docs are files beside it.
 
 run folder + summary -> figures, gates, sessions turn by turn -> HTML
 """
@@ -44,6 +44,7 @@ def write_report(run: RunFolder, summary: dict[str, Any]) -> Path:
         failure_means={kind.replace("_", " "): meaning for kind, meaning in MEANS.items()},
         sessions=_sessions(run),
         batch=_last_batch(run),
+        expectations=[page.relative_to(run.root).as_posix() for page in sorted(run.batches.glob("*.html"))],
         recipe=recipe.model_dump_json(indent=1),
     )
     write_atomic(run.report, page)

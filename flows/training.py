@@ -9,6 +9,7 @@ import shutil
 
 from prefect import flow
 
+from data_contracts.batches import Ledger
 from data_contracts.gates import require
 from data_contracts.store import write_json
 from flows.recipe import Recipe
@@ -57,7 +58,7 @@ def learn(bench: Bench, recipe: Recipe, iteration: int) -> None:
 def _freeze(bench: Bench, iteration: int) -> None:
     """Rows and expectations of the frozen batch, beside the rollout gates."""
     here = bench.run.iteration(iteration)
-    frozen = freeze_batch(here.batch, here.trajectories)
+    frozen = freeze_batch(here.batch, here.trajectories, Ledger(bench.run.batches), iteration)
     names = {gate.name for gate in frozen}
     gates = [*(gate for gate in kept_gates(here.gates) if gate.name not in names), *frozen]
     write_json(here.gates, gates)

@@ -145,6 +145,11 @@ class RunFolder:
         return self.root / "quarantine"
 
     @property
+    def batches(self) -> Path:
+        """What the frozen batches were like, and the pages that show what was expected of each."""
+        return self.root / "batches"
+
+    @property
     def train(self) -> Path:
         """Admitted training problems."""
         return self.root / "problems" / "train.jsonl"

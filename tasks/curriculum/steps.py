@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from data_contracts.problems import pack_file, read_pack
 from data_contracts.quarantine import Quarantine
 from data_contracts.store import read_json, read_trajectories, write_atomic, write_json
-from data_contracts.validate import Rejection
+from data_contracts.verdicts import Rejection
 from tasks.curriculum.config import CurriculumConfig, IntakeConfig
 from tasks.curriculum.intake import IntakeResult, intake
 from tasks.curriculum.overlap import Overlap, overlaps, repeated

@@ -12,7 +12,8 @@ from pathlib import Path
 from data_contracts.quarantine import Quarantine
 from data_contracts.records import Record, Rollout
 from data_contracts.store import frame_of, records_of, write_segments, write_trajectories
-from data_contracts.validate import Rejection, validate_rollouts
+from data_contracts.validate import validate_rollouts
+from data_contracts.verdicts import Rejection
 
 WITHIN_WINDOW = "within_window"
 

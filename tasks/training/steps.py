@@ -11,7 +11,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.gates import Gate
+from data_contracts.batches import Ledger, statistics_of
+from data_contracts.gates import Gate, Verdict
 from data_contracts.store import read_frame
 from data_contracts.validate import expect, validate
 from tasks.training.client import Trainer
@@ -45,11 +46,22 @@ def diagnose_mismatch(
 
 
 @task(name="freeze batch", cache_policy=NO_CACHE)
-def freeze_batch(batch: Path, trajectories: Path) -> list[Gate]:
-    """Whether the batch holds to its contract, as it lies on disk: each of its rows, and the table as a whole."""
-    frame = read_frame(batch, "segments")
-    rows = validate("segments", frame, companions={"trajectories": read_frame(trajectories, "trajectories")})
-    return [rows.gate(), expect("segments", frame).gate()]
+def freeze_batch(batch: Path, trajectories: Path, ledger: Ledger | None = None, iteration: int = 0) -> list[Gate]:
+    """Whether the batch holds to its contract, as it lies on disk: each of its rows, and the tables as a whole.
+
+    With a ledger, both tables are compared with those of the last accepted iterations, and their pages are kept there.
+    """
+    frames = {"segments": read_frame(batch, "segments"), "trajectories": read_frame(trajectories, "trajectories")}
+    rows = validate("segments", frames["segments"], companions=frames)
+    before = {table: ledger.before(table, iteration) if ledger else [] for table in frames}
+    reports = [expect(table, frame, before[table]) for table, frame in frames.items()]
+    gates = [rows.gate(), *(report.gate() for report in reports)]
+    if ledger is not None:
+        ledger.show(iteration, reports)
+        if all(gate.verdict is Verdict.PASS for gate in gates):
+            for table, frame in frames.items():
+                ledger.accept(table, iteration, statistics_of(table, frame))
+    return gates
 
 
 @task(name="train policy", cache_policy=NO_CACHE)

@@ -29,7 +29,7 @@ def make_turn(index: int, tokens: int, digest: str = DIGEST) -> Turn:
         index=index,
         completion="<tool_call>é</tool_call>",
         completion_tokens=tokens,
-        prompt_tokens=5,
+        prompt_tokens=7 if index else 3,
         finish_reason="stop",
         calls=(ToolCall(name="edit", arguments={"old": "-", "n": 1.5}),),
         observation="ok\n",

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
+from importlib import import_module
+from typing import get_args
+
 import pytest
 import yaml
 
 from data_contracts import rules
-from data_contracts.contract import FOLDER, load_contract, parse_contract
+from data_contracts.contract import FOLDER, TABLES, load_contract, parse_contract
 from data_contracts.errors import UserError
-from data_contracts.records import HORIZONS, Problem, Segment, Status, Trajectory
+from data_contracts.measures import MEASURES
+from data_contracts.records import HORIZONS, RECORDS, Status
 
-TABLES = {"problems": Problem, "trajectories": Trajectory, "segments": Segment}
 
-
-@pytest.mark.parametrize(("table", "record"), TABLES.items())
+@pytest.mark.parametrize(("table", "record"), RECORDS.items())
 def test_a_contract_has_the_fields_of_its_record(table, record):
     contract = load_contract(table)
-    assert [column.name for column in contract.columns] == list(record.model_fields)
-    assert contract.arrow().names == list(record.model_fields)
-    assert list(contract.pandera().columns) == list(record.model_fields)
+    fields = ["trajectory_id"] * (table == "turns") + list(record.model_fields)
+    assert [column.name for column in contract.columns] == fields
+    assert contract.arrow().names == fields
+    assert list(contract.pandera().columns) == fields
     assert contract.arrow().metadata == {b"contract": f"{table} {contract.version}".encode()}
 
 
-@pytest.mark.parametrize(("table", "record"), TABLES.items())
+@pytest.mark.parametrize(("table", "record"), RECORDS.items())
 def test_what_may_be_none_is_what_is_not_required(table, record):
-    nullable = {name for name, field in record.model_fields.items() if "None" in str(field.annotation)}
+    nullable = {name for name, field in record.model_fields.items() if type(None) in get_args(field.annotation)}
     assert {column.name for column in load_contract(table).columns if not column.required} == nullable
 
 
@@ -46,12 +51,18 @@ def test_the_yaml_says_what_the_standard_asks_for(table):
 
 def test_every_rule_of_the_module_is_in_a_contract():
     public = {
-        name
-        for name, value in vars(rules).items()
-        if callable(value) and getattr(value, "__module__", "") == rules.__name__
+        f"{module.name}.{name}"
+        for module in pkgutil.iter_modules(rules.__path__)
+        if not module.name.startswith("_")
+        for name, value in vars(import_module(f"{rules.__name__}.{module.name}")).items()
+        if inspect.isfunction(value) and value.__module__.endswith(module.name) and not name.startswith("_")
     }
-    used = {rule.name for table in TABLES for rule in load_contract(table).rules}
-    assert used == {name for name in public if not name.startswith("_")} - {"Rule", "rule_named"}
+    assert public == {f"{table}.{rule.name}" for table in TABLES for rule in load_contract(table).rules}
+
+
+def test_every_measure_is_in_a_contract():
+    used = {quality.implementation.measure for table in TABLES for quality in load_contract(table).across}
+    assert used - {None} == MEASURES.keys()
 
 
 def test_keys():
@@ -60,7 +71,9 @@ def test_keys():
 
 
 def test_an_unknown_table_names_the_known():
-    with pytest.raises(UserError, match=r"no data contract 'rollouts' .* use one of problems, segments, trajectories"):
+    with pytest.raises(
+        UserError, match=r"no data contract 'rollouts' .* use one of problems, trajectories, turns, segments"
+    ):
         load_contract("rollouts")
 
 
@@ -69,9 +82,15 @@ def test_an_unknown_table_names_the_known():
     [
         ("apiVersion: v3.1.0", "apiVersion: v2.0.0", "apiVersion: Input should be 'v3.1.0'"),
         ("required: true", "requird: true", "schema.0.properties.0.requird: Extra inputs"),
-        ("rules.lengths_equal}", "rules.lengths_even}", "'lengths_equal' must be named as its function"),
+        (
+            "rules.segments.lengths_equal}",
+            "rules.segments.lengths_even}",
+            "'lengths_equal' must be named as its function",
+        ),
         ("lengths_equal", "lengths_even", "has no rule 'lengths_even'"),
         ("lengths_equal", "np", "Value error|has no rule|pattern"),
+        ("measure: length", "measure: width", "has no measure 'width'"),
+        ("severity: critical", "severity: error", "give the severity warning or critical"),
         (", tables: [trajectories]", "", "takes the tables \\['trajectories'\\], the contract gives \\[\\]"),
         ("list<int32>", "list<int99>", "physicalType 'int99' is unknown"),
         ("mustBe: 0", "mustBe: 1", "write mustBe: 0"),

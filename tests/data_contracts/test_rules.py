@@ -35,8 +35,13 @@ def _as_before(column: pd.Series, before: pd.Series) -> pd.Series:
 
 def turns(*parts: tuple[int, int, str]) -> str:
     """Turns of (index, completion tokens, digest) as the JSON column holds them."""
-    common = {"completion": "", "prompt_tokens": 1, "finish_reason": "stop"}
-    return json.dumps([{**common, "index": i, "completion_tokens": n, "policy_digest": d} for i, n, d in parts])
+    common = {"completion": "", "finish_reason": "stop"}
+    return json.dumps(
+        [
+            {**common, "prompt_tokens": 4 * i + 3, "index": i, "completion_tokens": n, "policy_digest": d}
+            for i, n, d in parts
+        ]
+    )
 
 
 TRAJECTORY_RULES = [
@@ -49,8 +54,8 @@ TRAJECTORY_RULES = [
     ("outcome_matches_checks", {"hidden_passed": 0, "hidden_total": 0}),
     ("rewards_finite", {"rewards": '{"format": NaN}'}),
     ("rewards_finite", {"rewards": '{"format": -Infinity}'}),
-    ("turns_in_order", {"turns": turns((0, 2, DIGEST), (2, 3, DIGEST))}),
-    ("turns_in_order", {"turns": turns((1, 2, DIGEST), (0, 3, DIGEST))}),
+    ("turns.turns_in_order", {"turns": turns((0, 2, DIGEST), (2, 3, DIGEST))}),
+    ("turns.turns_in_order", {"turns": turns((1, 2, DIGEST), (0, 3, DIGEST))}),
     ("turns_sum_to_sampled", {"sampled_tokens": 6}),
     ("turns_sum_to_sampled", {"turns": turns((0, 5, DIGEST), (1, 3, DIGEST))}),
     ("one_digest_per_rollout", {"turns": turns((0, 2, DIGEST), (1, 3, OTHER))}),
@@ -177,8 +182,10 @@ def test_a_sampled_token_left_out_costs_the_rollout(trajectories, segments, segm
     assert both(trajectories, segments)[0] == {"mask_sum_is_sampled": 1}
 
 
-def test_the_mask_is_summed_over_all_segments_of_a_rollout(trajectories, segments, segment):
+def test_the_mask_is_summed_over_all_segments_of_a_rollout(trajectories, segments, segment, turn):
     first = segment(2, 0, loss_mask=[0, 0, 0, 1, 1, 0, 0, 0, 0, 0], rollout_logprobs=[0.0] * 3 + [-0.5] * 2 + [0.0] * 5)
+    after_rewrite = turn(1, 3).model_copy(update={"segment": 1})
+    trajectories[2] = trajectories[2].model_copy(update={"turns": (turn(0, 2), after_rewrite)})
     second = segment(2, 1, loss_mask=[0] * 7 + [1] * 3, rollout_logprobs=[0.0] * 7 + [-0.5] * 3)
     segments[2:3] = [first, second]
     assert both(trajectories, segments) == ({}, {}, [f"r-{number}" for number in range(8)])

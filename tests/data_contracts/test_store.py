@@ -113,10 +113,12 @@ def test_log_probabilities_keep_float64(tmp_path, segment):
 def test_a_table_of_other_columns_is_refused(tmp_path, trajectories):
     path = tmp_path / "s.parquet"
     write_trajectories(path, trajectories)
-    with pytest.raises(UserError, match=r"s.parquet: columns differ from the contract segments 1.2.0 .*advantages"):
+    with pytest.raises(
+        UserError, match=r"s.parquet: columns differ .* segments 1.3.0, it was written as trajectories 3.0.0"
+    ):
         read_segments(path)
     pq.write_table(pa.table({"id": [1]}), path)
-    with pytest.raises(UserError, match="start a new run"):
+    with pytest.raises(UserError, match=r"contract trajectories 3.0.0 \(context_tokens, .*start a new run"):
         read_trajectories(path)
     path.write_bytes(b"PAR1 torn")
     with pytest.raises(UserError, match="not a Parquet file"):

@@ -176,9 +176,9 @@ def test_a_frozen_batch_is_looked_at_row_by_row(make_trajectory: Any, tmp_path: 
     write_trajectories(trajectories, [make_trajectory(rollout=i) for i in range(3)])
     whole = [batch_of(f"p-{i}") for i in range(3)]
     write_segments(batch, whole)
-    assert [gate.verdict for gate in freeze_batch.fn(batch, trajectories)] == [PASS, PASS]
+    assert [gate.verdict for gate in freeze_batch.fn(batch, trajectories)] == [PASS, PASS, PASS]
     write_segments(batch, [*whole[:2], batch_of("p-2", **changes)])
-    rows, _ = freeze_batch.fn(batch, trajectories)
+    rows, *_ = freeze_batch.fn(batch, trajectories)
     assert (rows.name, rows.verdict) == ("segments_contract", FAIL)
     assert rows.evidence == {"rows": 3, "dropped": 1, rule: 1}
 
@@ -187,4 +187,4 @@ def test_an_empty_batch_proves_nothing(make_trajectory: Any, tmp_path: Path) -> 
     write_trajectories(tmp_path / "trajectories.parquet", [make_trajectory()])
     write_segments(tmp_path / "batch.parquet", [])
     gates = freeze_batch.fn(tmp_path / "batch.parquet", tmp_path / "trajectories.parquet")
-    assert [gate.verdict for gate in gates] == [INCONCLUSIVE, INCONCLUSIVE]
+    assert [gate.verdict for gate in gates] == [INCONCLUSIVE, INCONCLUSIVE, PASS]
