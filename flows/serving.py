@@ -11,9 +11,8 @@ from pathlib import Path
 
 from prefect import serve
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
-from prefect.events import DeploymentEventTrigger
 
-from flows.drift import EVENT, drift
+from flows.drift import drift, drift_trigger
 from flows.post_train import post_train
 from flows.recipe import Recipe, load_recipe
 
@@ -22,27 +21,20 @@ DRIFT_EVERY = timedelta(hours=1)
 
 def deployments(home: Path, recipe: Recipe) -> tuple[RunnerDeployment, RunnerDeployment]:
     """The two deployments; a new run by drift starts from the champion."""
-    again = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"start": "champion"})})
     parameters = {"recipe": recipe.model_dump(mode="json"), "home": str(home)}
-    on_drift = DeploymentEventTrigger(
-        name="drift starts a run",
-        expect={EVENT},
-        match={"prefect.resource.id": f"ratchet.release.{recipe.release.name}.*"},
-        parameters={"recipe": again.model_dump(mode="json"), "home": str(home)},
-    )
     training = RunnerDeployment.from_flow(
         post_train,
         name="post_train",
         description="Post-train a recipe's policy; released only when it is measured to be better.",
         parameters=parameters,
-        triggers=[on_drift],
+        triggers=[drift_trigger(recipe, home)],
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     watching = RunnerDeployment.from_flow(
         drift,
         name="drift",
         description="The champion's live sessions against the reference it was released with.",
-        parameters={"home": str(home)},
+        parameters=parameters,
         interval=DRIFT_EVERY,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
