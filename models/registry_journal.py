@@ -54,8 +54,9 @@ class Move(Record):
 
     def concerns(self, version: int) -> bool:
         """Whether it is part of this release's history."""
+        moved = (self.from_version, self.to_version) if self.moves_champion or self.kind == "trial" else ()
         deleted = self.doomed.releases if self.doomed else ()
-        return version in (self.from_version, self.to_version, self.release, *deleted)
+        return version in (*moved, self.release, *deleted)
 
 
 class Journal:

@@ -46,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ratchet(home: Path, *words: str) -> Result:
-    result = CliRunner().invoke(app, [*words, "--home", str(home)])
+    result = CliRunner().invoke(app, [*words, "--home", str(home)], env={"COLUMNS": "200"})
     if isinstance(result.exception, UserError):
         raise result.exception
     assert result.exit_code == 0, result.output

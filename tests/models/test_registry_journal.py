@@ -61,6 +61,14 @@ def test_rollback_pops_and_never_returns_to_what_it_left() -> None:
     assert champions([a_move(0, to=1), a_move(1, to=2), a_move(2, to=1)]) == [1, 2, 1]
 
 
+def test_a_quarantine_goes_back_like_a_rollback_only_where_it_moves_the_champion() -> None:
+    up = [a_move(0, to=1), a_move(1, to=2)]
+    moved = a_move(2, "quarantine", 1).model_copy(update={"from_version": 2, "release": 2})
+    stayed = a_move(3, "quarantine", 2).model_copy(update={"from_version": 2, "release": 7})
+    assert champions([*up, moved]) == [1] and champions([*up, stayed]) == [1, 2]
+    assert moved.concerns(1) and moved.concerns(2) and stayed.concerns(7) and not stayed.concerns(2)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
 def test_the_last_champion_is_where_the_last_done_move_went(steps: list[tuple[bool, int]]) -> None:
     moves = [a_move(i, "rollback" if back else "promote", to) for i, (back, to) in enumerate(steps)]
