@@ -122,7 +122,7 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
         thread.join(timeout=30)
         with get_client(sync_client=True) as client:
             key = ArtifactFilter(key=ArtifactFilterKey(any_=["canary-release-2-1"]))
-            artifacts = client.read_artifacts(artifact_filter=key, sort=ArtifactSort.ID_DESC, limit=9)
+            artifacts = client.read_artifacts(artifact_filter=key, sort=ArtifactSort.ID_DESC, limit=9, offset=0)
             [asking] = client.read_flow_runs(flow_run_filter=paused, sort=FlowRunSort.ID_DESC, limit=9)
     serving = registry.serving()
     assert serving is not None and (serving.champion.version, serving.trial) == (2, None)
