@@ -15,12 +15,11 @@ from pydantic import ValidationError
 from data_contracts.gates import GateHeld, Verdict
 from data_contracts.records import Sampling, Trajectory
 from models.registry import Registry
-from models.release import Bundle
+from models.release import Bundle, file_digest
 from tasks.release.config import ReleaseConfig
 from tasks.release.publish import (
     bootstrap_champion,
     code_revision,
-    file_digest,
     outcomes_by_problem,
     paired_gain,
     publish_candidate,
