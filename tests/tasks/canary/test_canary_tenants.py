@@ -67,7 +67,7 @@ def test_a_bucket_refills_by_the_minute_and_pays_its_debt(monkeypatch: pytest.Mo
     ("text", "expected"),
     [
         ("write to ada.l+x@mail.example.org now", "write to [email] now"),
-        ("OPENAI_API_KEY=sk-abcdefghijklmnopqrstuv", "OPENAI_[secret]"),
+        ("OPENAI_API_KEY=sk-abcdefghijklmnopqrstuv", "OPENAI_API_KEY=[secret]"),
         ("use sk-abcdefghijklmnopqrstuv", "use [secret]"),
         ("Authorization: Bearer abcdefghijklmnopqrstuvwx", "Authorization: Bearer [secret]"),
         ("AKIAABCDEFGHIJKLMNOP", "[secret]"),
