@@ -101,8 +101,8 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
     folder = ServiceFolder(tmp_path, "agent")
     with prefect_api(tmp_path):
         from prefect import get_client
-        from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterName
-        from prefect.client.schemas.sorting import ArtifactSort, FlowRunSort
+        from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+        from prefect.client.schemas.sorting import FlowRunSort
         from prefect.flow_runs import resume_flow_run
 
         from flows.canary import canary_live
@@ -121,12 +121,12 @@ def test_a_person_approves_by_the_form_and_the_canary_is_seen(registry: Registry
         canary_live(2, RECIPE, str(tmp_path))
         thread.join(timeout=30)
         with get_client(sync_client=True) as client:
-            key = ArtifactFilter(key=ArtifactFilterKey(any_=["canary-release-2-1"]))
-            artifacts = client.read_artifacts(artifact_filter=key, sort=ArtifactSort.ID_DESC, limit=9, offset=0)
+            asked = {"artifacts": {"key": {"any_": ["canary-release-2-1"]}}}
+            artifacts = client.request("POST", "/artifacts/filter", json=asked).json()
             [asking] = client.read_flow_runs(flow_run_filter=paused, sort=FlowRunSort.ID_DESC, limit=9)
     serving = registry.serving()
     assert serving is not None and (serving.champion.version, serving.trial) == (2, None)
-    assert len(artifacts) == 1 and "promoted" in str(artifacts[0].description)
+    assert len(artifacts) == 1 and "promoted" in artifacts[0]["description"]
     assert asking.state is not None and asking.state.is_completed()
     told = CliRunner().invoke(app, ["status", "--home", str(tmp_path)])
     assert told.exit_code == 0 and "promoted" in told.output and "success" in told.output
