@@ -70,13 +70,14 @@ def up(
     ] = Path("infra/recipes/quickstart.toml"),
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI; 0: any free one.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI; 0: any free one.")] = 5000,
+    gateway_port: Annotated[int, typer.Option(help="Port of the gateway; 0: any free one.")] = 8080,
 ) -> None:
-    """Start Prefect, MLflow and the deployments (post_train by form or event, drift on a schedule), until Ctrl-C."""
+    """Keep Prefect, MLflow, the gateway and the deployments (forms, schedules, events) up until Ctrl-C."""
     from flows.recipe import load_recipe
-    from flows.up import stay_up
+    from flows.up import Ports, stay_up
 
     load_recipe(recipe)  # a fault in it is said here, not in a log
-    stay_up(home, recipe, prefect_port, mlflow_port)
+    stay_up(home, recipe, Ports(prefect_port, mlflow_port, gateway_port))
 
 
 @app.command()
