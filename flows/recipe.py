@@ -226,7 +226,7 @@ def _meaning(keys: tuple[str, ...]) -> str:
     if section is None or not rest or rest[0] not in section.model_fields:
         return ""
     field = section.model_fields[rest[0]]
-    default = field.get_default(call_default_factory=True)
+    default = field.get_default(call_default_factory=True, validated_data={})
     example = "" if isinstance(default, BaseModel) else f"; write for example {rest[0]} = {_shown(default)}"
     return f" ({field.description}){example}."
 

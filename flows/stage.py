@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 from data_contracts.errors import UserError
 from data_contracts.gates import Gate
@@ -70,6 +71,26 @@ def show_table(key: str, rows: Sequence[dict[str, Any]], description: str) -> No
     from prefect.artifacts import create_table_artifact
 
     create_table_artifact(table=[*rows], key=key, description=description)
+
+
+class LiveTable:
+    """A table among the flow run's artifacts that is written over at each look."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._id: UUID | None = None
+
+    def show(self, rows: Sequence[dict[str, Any]], description: str) -> None:
+        """Replace what the table holds."""
+        from prefect import get_client
+        from prefect.artifacts import create_table_artifact
+        from prefect.client.schemas.actions import ArtifactUpdate
+
+        if self._id is None:
+            self._id = cast(UUID, create_table_artifact(table=[*rows], key=self._key, description=description))
+            return
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self._id, ArtifactUpdate(data=json.dumps([*rows]), description=description))
 
 
 def show_picture(key: str, png: str, description: str) -> None:

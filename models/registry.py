@@ -35,6 +35,10 @@ class ChampionMoved(RuntimeError):
     """The champion is not the one that the evidence was measured against."""
 
 
+class TrialMoved(RuntimeError):
+    """The trial is not the one that the caller moves on or ends: another canary began meanwhile."""
+
+
 class Registry:
     """Releases of one agent. Everything under `home` (lock, journal) belongs to the machine that promotes."""
 
@@ -88,17 +92,20 @@ class Registry:
             return Serving(champion)
         return Serving(champion, trial, self.release(trial.candidate))
 
-    def set_trial(self, trial: Trial | None, *, who: str, why: str) -> None:
+    def set_trial(self, trial: Trial | None, *, who: str, why: str, only_if: str | None = None) -> None:
         """Begin a trial, move it on, or end it (None). The same again does nothing.
 
-        Raises `ChampionMoved` when the champion is not the one the trial is against, `ReleaseDamaged` when a pinned
-        byte of the candidate changed.
+        With `only_if` it happens only while the trial of that id goes on: `TrialMoved` otherwise. Raises
+        `ChampionMoved` when the champion is not the one the trial is against, `ReleaseDamaged` when a pinned byte of
+        the candidate changed.
         """
         with file_lock(self._move_lock):
             self._reconcile()
             version, before = self._pointers()
             if trial == before:
                 return
+            if only_if is not None and (before is None or before.id != only_if):
+                raise TrialMoved(f"trial {only_if} of {self.name!r} is over: now it is {before.id if before else None}")
             if trial is not None and trial.champion != version:
                 raise ChampionMoved(
                     f"the trial is against release {trial.champion}, but the champion of {self.name!r} is {version}"
@@ -211,6 +218,8 @@ class Registry:
     def _finish(self, move: Move) -> None:
         if move.to_version is not None:
             self._store.annotate(move.to_version, move)
+        if self._pointers()[1] is not None:
+            self._write_trial(None)  # it was against another champion, and must not revive when that one comes back
         self._journal.append(move, "done")
 
     def _pointers(self) -> tuple[int | None, Trial | None]:

@@ -5,6 +5,7 @@ LiveSession -> metric -> one number, or None where the session says nothing abou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field
@@ -26,16 +27,41 @@ class LiveSession(Record):
     arm: Arm
     release: str
     digest: str
-    problem_id: str
-    horizon: Horizon
+    problem_id: str | None = Field(default=None, description="None on real traffic, unless the client said")
+    horizon: Horizon | None = None
     status: Status
-    outcome: bool | None = Field(default=None, description="hidden checks; None where they could not be run")
+    shadow: bool = Field(default=False, description="the candidate's answers to copies of the champion's requests")
+    outcome: bool | None = Field(default=None, description="hidden checks, or the user's; None where nobody could tell")
+    reward: float | None = None
+    refused: bool | None = Field(default=None, description="whether the agent refused; None where nobody told")
+    cost: float | None = Field(default=None, ge=0, description="in whatever unit the client tells it")
     turns: int = Field(default=0, ge=0)
     prompt_tokens: int = Field(default=0, ge=0, description="length of the first prompt")
     tokens: int = Field(default=0, ge=0, description="sampled tokens, all turns together")
     latency: float = Field(default=0.0, ge=0, description="seconds spent waiting for completions, all turns together")
     tool_errors: int = Field(default=0, ge=0, description="malformed calls and calls that failed by the agent's fault")
     detail: str = ""
+
+
+def _pace(session: LiveSession) -> float:
+    return session.latency / session.turns
+
+
+_FIGURES: dict[str, Callable[[LiveSession], float | bool | None]] = {
+    "tokens": lambda session: session.tokens,
+    "turns": lambda session: session.turns,
+    "tool_errors": lambda session: session.tool_errors,
+    "latency": _pace,
+    "latency_p95": _pace,
+    "reward": lambda session: session.reward,
+    "refusals": lambda session: session.refused,
+    "cost": lambda session: session.cost,
+}
+OF_SERVED: frozenset[str] = frozenset(_FIGURES)
+"""Metrics that only a session which was served has."""
+
+_LENGTHS: frozenset[str] = frozenset({"tokens", "turns"})
+"""How long a shadow's session becomes is the champion's doing."""
 
 
 def metric_value(session: LiveSession, metric: str) -> float | None:
@@ -50,12 +76,16 @@ def metric_value(session: LiveSession, metric: str) -> float | None:
     if metric == "errors":
         return float(lost)
     if metric == "success":
-        return 0.0 if lost else None if session.outcome is None else float(session.outcome)
+        return _success(session, lost)
     if lost or not session.turns:
         return None
-    figures = {
-        "tool_errors": float(session.tool_errors),
-        "latency": session.latency / session.turns,
-        "tokens": float(session.tokens),
-    }
-    return figures.get(metric)
+    if metric not in _FIGURES or (session.shadow and metric in _LENGTHS):
+        return None
+    value = _FIGURES[metric](session)
+    return None if value is None else float(value)
+
+
+def _success(session: LiveSession, lost: bool) -> float | None:
+    if session.shadow:
+        return None  # nobody saw it, so nobody could judge it
+    return 0.0 if lost else None if session.outcome is None else float(session.outcome)

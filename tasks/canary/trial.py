@@ -16,7 +16,7 @@ from data_contracts.gates import Gate, Verdict
 from data_contracts.records import Problem, Record
 from data_contracts.store import append_jsonl, read_json, read_jsonl, write_json
 from tasks.canary.config import CanaryConfig
-from tasks.canary.decision import Decision, canary_decision
+from tasks.canary.decision import Circumstances, Decision, canary_decision
 from tasks.canary.gateway import Gateway
 from tasks.canary.live import Client, Desk, Job, play_all
 from tasks.canary.routing import Served
@@ -116,8 +116,8 @@ def _look(
     """Decide, and let the routes follow; a candidate that is no longer the one on trial moves nothing."""
     superseded = gateway.routes.candidate != candidate
     stopped = bool(wave) and all(session.status in UNATTRIBUTABLE for session in wave)
-    exhausted = len(sessions) >= most
-    decision = canary_decision(sessions, config, stopped=stopped, exhausted=exhausted, superseded=superseded)
+    given = Circumstances(stopped=stopped, exhausted=len(sessions) >= most, superseded=superseded)
+    decision = canary_decision(sessions, config, given)
     if not superseded:
         _follow(gateway, decision)
     return decision

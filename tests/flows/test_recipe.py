@@ -33,10 +33,12 @@ def test_shipped_recipes_load(path: Path) -> None:
 
 
 def test_sections_are_filled_and_overridden(tmp_path: Path) -> None:
-    path = write(tmp_path, 'name = "mine"\n[training]\nlora_r = 4\n[canary]\nshares = [0.1, 0.4]\n')
+    path = write(
+        tmp_path, 'name = "mine"\n[training]\nlora_r = 4\n[canary]\nstages = [{ share = 0.1 }, { share = 0.4 }]\n'
+    )
     recipe = load_recipe(path, ["training.lora_r=8", "policy.start=champion", "training.learning_rate=.5"])
     assert (recipe.training.lora_r, recipe.policy.start, recipe.training.learning_rate) == (8, "champion", 0.5)
-    assert recipe.canary.shares == (0.1, 0.4)
+    assert [stage.share for stage in recipe.canary.stages] == [0.1, 0.4]
 
 
 def test_unknown_key_names_line_and_the_closest_known_one(tmp_path: Path) -> None:
@@ -65,10 +67,9 @@ def test_a_text_is_no_number(tmp_path: Path) -> None:
 
 
 def test_a_validators_own_remedy_is_kept(tmp_path: Path) -> None:
-    message = refusal(tmp_path, "[canary]\nshares = [0.5, 0.2]\n")
-    assert (
-        message == f"{tmp_path}/recipe.toml:1: canary: shares rise from stage to stage: write for example [0.25, 0.5]"
-    )
+    message = refusal(tmp_path, "[canary]\nstages = [{ share = 0.5 }, { share = 0.2 }]\n")
+    says = "shares of the stages rise from stage to stage: write for example 0.25, then 0.5"
+    assert message == f"{tmp_path}/recipe.toml:1: canary: {says}"
 
 
 def test_broken_toml_names_its_line(tmp_path: Path) -> None:

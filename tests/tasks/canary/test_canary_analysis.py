@@ -11,7 +11,7 @@ from data_contracts.gates import Verdict
 from tasks.canary.analysis import compare, half_width
 from tasks.canary.config import Metric
 
-SUCCESS = Metric(name="success", better="higher", critical=True, margin=0.05, scale=1.0)
+SUCCESS = Metric(name="success", better="higher", criticality="promotes", margin=0.05, scale=1.0)
 
 
 def test_half_width_is_the_published_formula() -> None:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from data_contracts.gates import Verdict
-from tasks.canary.config import DEFAULT_METRICS, CanaryConfig, Metric
-from tasks.canary.decision import canary_decision
+from tasks.canary.config import HELDOUT_METRICS, CanaryConfig, Metric, Stage
+from tasks.canary.decision import Circumstances, canary_decision
 from tasks.canary.sessions import LiveSession, metric_value
 
 CONFIG = CanaryConfig()
@@ -80,7 +80,9 @@ def test_a_candidate_that_does_not_answer_is_rolled_back() -> None:
 
 def test_a_broken_champion_does_not_block_a_good_candidate() -> None:
     """Also when a critical metric cannot be had of a champion that serves nothing."""
-    metrics = tuple(m.model_copy(update={"critical": True}) if m.name == "latency" else m for m in DEFAULT_METRICS)
+    metrics = tuple(
+        m.model_copy(update={"criticality": "promotes"}) if m.name == "latency" else m for m in HELDOUT_METRICS
+    )
     config = CanaryConfig(metrics=metrics)
     evidence = [
         session
@@ -96,7 +98,11 @@ def test_a_broken_champion_does_not_block_a_good_candidate() -> None:
 
 
 def test_without_a_broken_champion_a_critical_metric_without_data_blocks() -> None:
-    metrics = (DEFAULT_METRICS[0], DEFAULT_METRICS[1], Metric(name="latency", better="lower", critical=True, margin=9))
+    metrics = (
+        HELDOUT_METRICS[0],
+        HELDOUT_METRICS[1],
+        Metric(name="latency", better="lower", criticality="promotes", margin=9),
+    )
     evidence = both((35, 65), (90, 10)) + both((35, 65), (90, 10), stage=1)
     config = CanaryConfig(metrics=metrics, max_sessions=1000)
     blind = [session.model_copy(update={"turns": 0}) for session in evidence]
@@ -107,21 +113,21 @@ def test_without_a_broken_champion_a_critical_metric_without_data_blocks() -> No
 def test_stopped_traffic_holds_and_never_goes_on() -> None:
     """A stage that is full, or a candidate that would win later, makes no difference."""
     for evidence in ([], both((5, 5), (5, 5)), both((20, 40), (20, 20))):
-        decision = canary_decision(evidence, CONFIG, stopped=True)
+        decision = canary_decision(evidence, CONFIG, Circumstances(stopped=True))
         assert (decision.action, decision.share, decision.stage) == ("hold", 0.25, 0)
 
 
 def test_sessions_that_run_out_without_a_decision_hold() -> None:
     evidence = both((50, 50), (50, 50)) + both((20, 20), (20, 20), stage=1)
     assert canary_decision(evidence, CONFIG).action == "continue"
-    assert canary_decision(evidence, CONFIG, exhausted=True).action == "hold"
+    assert canary_decision(evidence, CONFIG, Circumstances(exhausted=True)).action == "hold"
     assert canary_decision(evidence, CONFIG.model_copy(update={"max_sessions": 280})).action == "hold"
 
 
 def test_a_superseded_candidate_goes_back_to_the_champion_even_when_it_would_win() -> None:
     evidence = both((35, 65), (90, 10)) + both((10, 20), (25, 5), stage=1)
     assert canary_decision(evidence, CONFIG).action == "promote"
-    decision = canary_decision(evidence, CONFIG, superseded=True)
+    decision = canary_decision(evidence, CONFIG, Circumstances(superseded=True))
     assert (decision.action, decision.share) == ("rollback", 0.0)
 
 
@@ -139,7 +145,7 @@ def test_sessions_lost_to_the_sandbox_count_for_nobody() -> None:
     lost = sessions("candidate", 0, 50, status="sandbox_error", outcome=None)
     decision = canary_decision(sessions("champion", 30, 30) + lost, CONFIG)
     assert (decision.action, decision.stage) == ("continue", 0)
-    assert all(metric_value(lost[0], metric.name) is None for metric in DEFAULT_METRICS)
+    assert all(metric_value(lost[0], metric.name) is None for metric in HELDOUT_METRICS)
 
 
 def test_metric_values_by_hand() -> None:
@@ -152,13 +158,17 @@ def test_metric_values_by_hand() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"shares": ()},
-        {"shares": (0.5, 0.25)},
-        {"shares": (0.5, 1.0)},
+        {"stages": ()},
+        {"stages": (Stage(share=0.5), Stage(share=0.25))},
+        {"stages": (Stage(share=0.5), Stage(share=1.0))},
+        {"stages": (Stage(share=0.5), Stage(shadow=True)), "traffic": "live"},
+        {"stages": (Stage(shadow=True), Stage(share=1.0)), "traffic": "live"},
+        {"stages": (Stage(share=0.5, bake_seconds=1.0),)},
+        {"approval": "before_promotion"},
         {"metrics": ()},
-        {"metrics": DEFAULT_METRICS[:1] * 2},
+        {"metrics": HELDOUT_METRICS[:1] * 2},
     ],
 )
 def test_a_config_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"shares|metric"):
+    with pytest.raises(ValidationError, match=r"stages|live|metric"):
         CanaryConfig(**wrong)

@@ -13,7 +13,7 @@ from data_contracts.gates import Verdict
 from data_contracts.records import Problem, Sampling
 from models.chat import Chat
 from tasks.canary.audit import read_audit
-from tasks.canary.config import CanaryConfig
+from tasks.canary.config import CanaryConfig, Stage
 from tasks.canary.gateway import Gateway
 from tasks.canary.live import Client, Desk, Job, play_all
 from tasks.canary.routing import Served, position
@@ -31,7 +31,8 @@ from tasks.rollout.slot_engine import SlotEngine
 Open = Callable[..., Gateway]
 Scripted = Callable[..., Any]
 Pools = tuple[WarmPool, WarmPool]
-CONFIG = CanaryConfig(turn_tokens=200, concurrency=8, look_every=32, sessions_per_stage=10)
+STAGES = (Stage(share=0.25, sessions=10), Stage(share=0.5, sessions=10))
+CONFIG = CanaryConfig(turn_tokens=200, concurrency=8, look_every=32, stages=STAGES)
 
 
 def call(name: str, **arguments: Any) -> str:
