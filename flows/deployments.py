@@ -7,10 +7,12 @@ recipe + home -> [Deployed] -> RunnerDeployment, or an entry for a work pool
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -50,34 +52,42 @@ class Deployed:
         return "CANCEL_NEW" if self.every else "ENQUEUE"
 
 
-def deployed(recipe: dict[str, Any], name: str, home: str) -> list[Deployed]:
-    """All deployments; `recipe` as JSON values, `name` of the agent that it releases."""
+def deployed(recipe: Recipe, home: Path) -> list[Deployed]:
+    """All deployments of a home."""
+    parameters = {"recipe": recipe.model_dump(mode="json"), "home": str(home)}
     return [
         Deployed(
             "flows.post_train",
             "post_train",
             "Post-train a recipe's policy; released only when it is measured to be better.",
-            {"recipe": recipe, "home": home},
-            on=on_drift(recipe, name, home),
+            parameters,
+            on=drift_trigger(recipe, home),
+        ),
+        Deployed(
+            "flows.canary_live",
+            "canary_live",
+            "Try a release on what users send: give its version. A newer candidate's canary takes over.",
+            parameters,
+            alone=False,
         ),
         Deployed(
             "flows.drift",
             "drift",
             "The champion's live sessions against the reference it was released with.",
-            {"home": home},
+            {"home": str(home)},
             every=DRIFT_EVERY,
         ),
     ]
 
 
-def on_drift(recipe: dict[str, Any], name: str, home: str) -> DeploymentEventTrigger:
+def drift_trigger(recipe: Recipe, home: Path) -> DeploymentEventTrigger:
     """Drift that persists starts a run, from the champion."""
-    again = {**recipe, "policy": {**recipe.get("policy", {}), "start": "champion"}}
+    again = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"start": "champion"})})
     return DeploymentEventTrigger(
         name="drift starts a run",
         expect={EVENT},
-        match=ResourceSpecification({"prefect.resource.id": f"ratchet.release.{name}.*"}),
-        parameters={"recipe": again, "home": home},
+        match=ResourceSpecification({"prefect.resource.id": f"ratchet.release.{recipe.release.name}.*"}),
+        parameters={"recipe": again.model_dump(mode="json"), "home": str(home)},
     )
 
 
@@ -98,26 +108,44 @@ def served(one: Deployed) -> RunnerDeployment:
 
 
 def pooled(one: Deployed) -> dict[str, Any]:
-    """Its entry in infra/prefect.yaml."""
+    """Its entry in infra/prefect.yaml; of recipes, what differs from the defaults."""
     limit = {"limit": 1, "collision_strategy": one.collision}
     return {
         "name": one.name,
         "entrypoint": f"{one.module.replace('.', '/')}.py:{one.name}",
         "description": one.description,
-        "parameters": one.parameters,
+        "parameters": _short(one.parameters),
         "work_pool": {"name": POOL},
         **({"concurrency_limit": limit} if one.alone else {}),
-        **({"schedules": [{"interval": one.every.total_seconds()}]} if one.every else {}),
-        **({"triggers": [one.on.model_dump(mode="json", exclude_defaults=True)]} if one.on else {}),
+        **({"schedules": [{"interval": int(one.every.total_seconds())}]} if one.every else {}),
+        **({"triggers": [_trigger(one.on)]} if one.on else {}),
     }
 
 
-def prefect_yaml(recipe: Recipe, home: str) -> str:
-    """The text of infra/prefect.yaml: of the recipe, what differs from the defaults."""
-    entries = deployed(recipe.model_dump(mode="json", exclude_defaults=True), recipe.release.name, home)
-    tree = {"name": "ratchetrl", "deployments": [pooled(one) for one in entries]}
-    return _HEAD + yaml.safe_dump(tree, sort_keys=False, width=120)
+def prefect_yaml(recipe: Recipe, home: Path) -> str:
+    """The text of infra/prefect.yaml."""
+    tree = {"name": "ratchetrl", "deployments": [pooled(one) for one in deployed(recipe, home)]}
+    return _HEAD + yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _trigger(trigger: DeploymentEventTrigger) -> dict[str, Any]:
+    told = trigger.model_dump(mode="json", exclude_defaults=True)
+    return {**told, "parameters": _short(trigger.parameters or {})}
+
+
+def _short(parameters: dict[str, Any]) -> dict[str, Any]:
+    if "recipe" not in parameters:
+        return parameters
+    recipe = Recipe.model_validate_json(json.dumps(parameters["recipe"]))
+    return {**parameters, "recipe": recipe.model_dump(mode="json", exclude_defaults=True)}
 
 
 if __name__ == "__main__":
-    print(prefect_yaml(load_recipe(sys.argv[1]), sys.argv[2]), end="")
+    print(prefect_yaml(load_recipe(sys.argv[1]), Path(sys.argv[2])), end="")

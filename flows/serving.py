@@ -6,6 +6,7 @@ Prefect server set up -> every deployment served: forms, schedules, events
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from prefect import serve
 
@@ -19,10 +20,8 @@ AT_ONCE = 8
 
 def main(home: str, recipe: str) -> None:
     """Serve all deployments until the process is ended; their schedules go on with its next life."""
-    given = load_recipe(recipe)
     set_up()
-    entries = deployed(given.model_dump(mode="json"), given.release.name, home)
-    serve(*map(served, entries), limit=AT_ONCE, pause_on_shutdown=False)
+    serve(*map(served, deployed(load_recipe(recipe), Path(home))), limit=AT_ONCE, pause_on_shutdown=False)
 
 
 if __name__ == "__main__":
