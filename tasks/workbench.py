@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_contracts.errors import UserError
 from data_contracts.records import Sampling, policy_name
+from models.mlflow_client import tracking_uri
 from models.policy import Base, LoraSpec, init_adapter, init_whole, load_base, publish_folder
 from models.release import Release
 from tasks.paths import RunFolder
@@ -172,7 +173,7 @@ class Bench:
 
     @property
     def tracking_uri(self) -> str:
-        return f"sqlite:///{self.run.home / 'mlflow.db'}"
+        return tracking_uri(self.run.home)
 
     def policy(self, number: int) -> Path:
         """The folder of a policy version; number 0 is made here: fresh, or the champion's."""
