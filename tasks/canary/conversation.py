@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from models.chat import Chat
-from tasks.canary.routing import Route
+from tasks.canary.routing import Route, Served
+from tasks.canary.tenants import Tenant
 from tasks.canary.wire import ChatMessage, Message
 from tasks.rollout.engine import Completion
 
@@ -31,15 +33,21 @@ class Exchange(NamedTuple):
 class Conversation:
     """One session: its route, which never changes, and what was said so far, as messages and as ids."""
 
-    def __init__(self, session: str, route: Route) -> None:
-        self.session, self.route = session, route
-        self.turn = 0
+    def __init__(self, session: str, route: Route, tenant: Tenant, turn: int = 0) -> None:
+        self.session, self.route, self.tenant = session, route, tenant
+        self.turn = turn
+        self.seen = time.monotonic()
         self.answer: dict[str, Any] | None = None
         self.lock = asyncio.Lock()
         self._messages: list[Message] = []
         self._tools: list[dict[str, Any]] = []
         self._ids: list[int] = []
         self._closed = True
+
+    def added(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages that are not remembered yet; all of them where the history is another one."""
+        known = len(self._messages)
+        return list(messages[known:] if messages[:known] == self._messages else messages)
 
     def context(self, messages: Sequence[Message], tools: list[dict[str, Any]], chat: Chat) -> list[int]:
         """Ids of the whole conversation up to where the model speaks.
@@ -81,13 +89,20 @@ class Memory:
     def find(self, session: str) -> Conversation | None:
         return self._conversations.get(session)
 
-    def get(self, session: str, route: Callable[[], Route]) -> Conversation:
-        """The session's conversation; a new session is given its route here, once."""
+    def get(self, session: str, begin: Callable[[], Conversation]) -> Conversation:
+        """The session's conversation; a new session begins here, once."""
         if session not in self._conversations:
-            self._conversations[session] = Conversation(session, route())
+            self._conversations[session] = begin()
+        held = self._conversations[session]
+        held.seen = time.monotonic()
         self._conversations.move_to_end(session)
         self._shrink()
-        return self._conversations[session]
+        return held
+
+    @property
+    def releases(self) -> set[Served]:
+        """What the sessions need."""
+        return {held.route.served for held in self._conversations.values()}
 
     def drop(self, session: str) -> None:
         """Forget a session, here and in the engine."""
@@ -99,9 +114,17 @@ class Memory:
         for name in list(self._conversations):
             self.drop(name)
 
+    def expire(self, seconds: float) -> None:
+        """Forget the sessions that have been idle for so long."""
+        oldest = time.monotonic() - seconds
+        for name in [n for n, held in self._conversations.items() if held.seen < oldest and not held.lock.locked()]:
+            self.drop(name)
+
     def _shrink(self) -> None:
+        if len(self._conversations) <= self._limit:
+            return
         idle = [name for name, held in self._conversations.items() if not held.lock.locked()]
-        for name in idle[: max(0, len(self._conversations) - self._limit)]:
+        for name in idle[: len(self._conversations) - self._limit]:
             self.drop(name)
 
 

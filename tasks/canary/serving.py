@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from data_contracts.errors import UserError
-from tasks.rollout.engine import Completion, Engine, EngineError, SampleRequest
+from tasks.rollout.engine import Completion, Engine, EngineError, SampleRequest, Streaming
 
+Heard = Callable[[Sequence[int]], None]
 T = TypeVar("T")
 
 
 class EnginePump:
     """Holds an engine for as long as it is open; nobody else may call the engine meanwhile."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, slots: int | None = None) -> None:
+        """`slots`: sessions that the engine can hold; before one more, the longest idle is closed there."""
         self._engine = engine
+        self._slots = slots
+        self._held: OrderedDict[str, None] = OrderedDict()
+        self._heard: dict[str, tuple[Heard, int]] = {}
         self._inbox: list[Callable[[], None]] = []
         self._waiting: dict[str, Future[Completion]] = {}
         self._wake = threading.Condition()
@@ -43,10 +49,18 @@ class EnginePump:
     def alive(self) -> bool:
         return self._stopped is None and not self._closing
 
-    def sample(self, request: SampleRequest) -> Future[Completion]:
-        """Ask for one turn. The future fails with EngineError when the engine, or the pump, does."""
+    @property
+    def streams(self) -> bool:
+        """Whether the engine shows a turn's tokens while it is sampled."""
+        return isinstance(self._engine, Streaming)
+
+    def sample(self, request: SampleRequest, hear: Heard | None = None) -> Future[Completion]:
+        """Ask for one turn. The future fails with EngineError when the engine, or the pump, does.
+
+        `hear` is given the turn's tokens so far, whenever there are more, by an engine that shows them.
+        """
         future: Future[Completion] = Future()
-        self._post(lambda: self._submit(request, future))
+        self._post(lambda: self._submit(request, future, hear))
         return future
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
@@ -96,31 +110,62 @@ class EnginePump:
             ended = self._engine.poll()
         except EngineError as error:
             for session in error.sessions or tuple(self._waiting):
-                if session in self._waiting:
-                    self._waiting.pop(session).set_exception(error)
+                self._end(session, error)
             return
         for session, completion in ended:
-            if session in self._waiting:
-                self._waiting.pop(session).set_result(completion)
+            self._end(session, completion)
+        if ended:
+            self._make_room()
+        if self._heard and isinstance(self._engine, Streaming):
+            self._tell(self._engine)
 
-    def _submit(self, request: SampleRequest, future: Future[Completion]) -> None:
+    def _end(self, session: str, what: Completion | EngineError) -> None:
+        self._heard.pop(session, None)
+        if (future := self._waiting.pop(session, None)) is None:
+            return
+        if isinstance(what, EngineError):
+            future.set_exception(what)
+        else:
+            future.set_result(what)
+
+    def _tell(self, engine: Streaming) -> None:
+        """Give those who listen the tokens that came with this step."""
+        for session, (hear, told) in list(self._heard.items()):
+            if len(so_far := engine.so_far(session)) > told:
+                self._heard[session] = hear, len(so_far)
+                hear(so_far)
+
+    def _make_room(self) -> None:
+        """Close idle sessions in the engine while it holds more than it has slots: a turn may be waiting for one."""
+        while self._slots is not None and len(self._held) > self._slots:
+            idle = next((session for session in self._held if session not in self._waiting), None)
+            if idle is None:
+                return
+            del self._held[idle]
+            self._engine.close_session(idle)
+
+    def _submit(self, request: SampleRequest, future: Future[Completion], hear: Heard | None) -> None:
         if not future.set_running_or_notify_cancel():
             return
         if request.session in self._waiting:
             future.set_exception(EngineError("the session has a turn under way", (request.session,)))
             return
         self._waiting[request.session] = future
+        if hear is not None:
+            self._heard[request.session] = hear, 0
         try:
+            self._held[request.session] = None
+            self._held.move_to_end(request.session)
+            self._make_room()
             self._engine.submit(request)
         except EngineError as error:
-            del self._waiting[request.session]
-            future.set_exception(error)
+            self._end(request.session, error)
 
     def _close_session(self, session: str) -> None:
+        self._held.pop(session, None)
         with suppress(EngineError):  # a stopped pump has nothing left to close
             self._engine.close_session(session)
-        if session in self._waiting:
-            self._waiting.pop(session).set_exception(EngineError("the session was closed", (session,)))
+        self._end(session, EngineError("the session was closed", (session,)))
 
     def _stop(self, cause: BaseException | None) -> None:
         """Leave nobody waiting, whatever ended the thread."""

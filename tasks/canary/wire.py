@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.rollout.engine import Completion
-from tasks.rollout.toolcalls import ParsedTurn, parse_turn
+from tasks.rollout.toolcalls import ParsedTurn
+from tasks.rollout.toolformats import ToolFormat
 
 Message = dict[str, Any]
 
@@ -21,37 +22,42 @@ Message = dict[str, Any]
 class WireError(Exception):
     """An answer that is an error: an HTTP status, OpenAI's error type and code, and one sentence."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.code = status, code
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
-class _Loose(BaseModel):
+class Loose(BaseModel):
     """What clients send beside the fields named here is no concern of ours."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
-class _Function(_Loose):
+class _Function(Loose):
     name: str
     arguments: str = "{}"
 
 
-class _Call(_Loose):
+class _Call(Loose):
     id: str = ""
     function: _Function
 
 
-class _Part(_Loose):
+class _Part(Loose):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Loose):
+class _StreamOptions(Loose):
+    include_usage: bool = False
+
+
+class ChatMessage(Loose):
     """One message of the conversation; content parts must be text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -73,7 +79,7 @@ class ChatMessage(_Loose):
         return {"role": role, "content": text or ""} | ({"tool_calls": calls} if calls else {})
 
 
-class ChatRequest(_Loose):
+class ChatRequest(Loose):
     """The subset of POST /v1/chat/completions that is served; what would be silently wrong is refused."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -85,7 +91,8 @@ class ChatRequest(_Loose):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    stream: Literal[False] | None = None
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
     n: Literal[1] | None = None
     stop: None = None
     logprobs: Literal[False] | None = None
@@ -100,15 +107,20 @@ class ChatRequest(_Loose):
         return self.max_completion_tokens or self.max_tokens
 
 
-class Feedback(_Loose):
+class Feedback(Loose):
     """How a session ended, as its owner saw it; `outcome` None: it could not be told."""
 
     session: str = Field(min_length=1)
     outcome: bool | None
+    reward: float | None = None
     metadata: dict[str, Any] = {}
 
+    def told(self) -> dict[str, Any]:
+        """The metadata as it is recorded: the reward, where there is one, is among it."""
+        return self.metadata | ({} if self.reward is None else {"reward": self.reward})
 
-def parse_body(kind: type[_Loose], body: bytes) -> Any:
+
+def parse_body(kind: type[Loose], body: bytes) -> Any:
     """A body as `kind`; a WireError 400 names the first field that is wrong."""
     try:
         return kind.model_validate_json(body)
@@ -118,14 +130,14 @@ def parse_body(kind: type[_Loose], body: bytes) -> Any:
         raise WireError(400, "invalid_value", f"{field}: {first['msg']}") from error
 
 
-def assistant_message(text: str, turn: int, *, cut: bool) -> Message:
+def assistant_message(text: str, turn: int, form: ToolFormat, *, cut: bool) -> Message:
     """A completion's text as an assistant message.
 
     `content` is the text outside calls; when nothing in it could be read as a call, it is the text as it stands. A
     message that was cut by length has no calls, since more was to come. `call_errors` (ours, beside OpenAI's fields)
     says what was wrong with calls that could not be read.
     """
-    parsed = ParsedTurn(text, (), ()) if cut else parse_turn(text)
+    parsed = ParsedTurn(text, (), ()) if cut else form.parse(text)
     calls = [
         {
             "id": f"call_{turn}_{index}",
@@ -146,7 +158,6 @@ def assistant_message(text: str, turn: int, *, cut: bool) -> Message:
 def completion_body(session: str, turn: int, release: str, message: Message, completion: Completion) -> dict[str, Any]:
     """The response of POST /v1/chat/completions."""
     reason = "length" if completion.finish_reason == "length" else "tool_calls" if "tool_calls" in message else "stop"
-    sampled = len(completion.token_ids)
     return {
         "id": f"chatcmpl-{session}-{turn}",
         "object": "chat.completion",
@@ -154,12 +165,29 @@ def completion_body(session: str, turn: int, release: str, message: Message, com
         "model": release,
         "system_fingerprint": completion.policy_digest,
         "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
-        "usage": {
-            "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": sampled,
-            "total_tokens": completion.prompt_tokens + sampled,
-            "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
-        },
+        "usage": usage_of(completion),
+    }
+
+
+def usage_of(completion: Completion) -> dict[str, Any]:
+    """Tokens of a completion, in OpenAI's form."""
+    sampled = len(completion.token_ids)
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": completion.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+def chunk_head(session: str, turn: int, release: str, digest: str) -> dict[str, Any]:
+    """What every chunk of a streamed response begins with."""
+    return {
+        "id": f"chatcmpl-{session}-{turn}",
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": release,
+        "system_fingerprint": digest,
     }
 
 

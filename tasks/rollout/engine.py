@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -110,4 +110,13 @@ class Engine(Protocol):
 
     def teacher_force(self, version: str, token_ids: Sequence[int]) -> list[float]:
         """Log-probability of token i+1 given tokens 0..i at temperature 1, for each i: one fewer than the tokens."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """An engine that shows a turn while it is sampled."""
+
+    def so_far(self, session: str) -> list[int]:
+        """Tokens that the session's turn under way has sampled; none where it has no such turn."""
         ...

@@ -88,6 +88,10 @@ class SlotEngine:
         for pool in self._pools.values():
             pool.close(session)
 
+    def so_far(self, session: str) -> list[int]:
+        """Tokens that the session's turn under way has sampled."""
+        return next((ids for pool in self._pools.values() if (ids := pool.so_far(session))), [])
+
     def pressure(self) -> None:
         """None: the cache grows with its slots, and nothing is ever preempted."""
 

@@ -99,6 +99,11 @@ class SlotPool:
             self._rows[slot.row] = None
             self._decoding = [other for other in self._decoding if other is not slot]
 
+    def so_far(self, session: str) -> list[int]:
+        """Tokens that the session's turn under way has sampled."""
+        slot = self._slots.get(session)
+        return list(slot.turn.token_ids) if slot and slot.turn else []
+
     def take(self) -> list[tuple[str, Completion]]:
         """What has finished, in the order of the requests."""
         done = [(session, completion) for _, session, completion in sorted(self._finished, key=lambda e: e[0])]

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from data_contracts.records import ToolCall
 
-_TAG = re.compile(r"<think>|</think>|<tool_call>|</tool_call>")
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_TAG = re.compile("|".join(TAGS))
 _CLOSE = "</tool_call>"
 _SPACE = re.compile(r"\s*")
 _DEEPEST = 16

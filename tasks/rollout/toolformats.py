@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from data_contracts.records import ToolCall
-from tasks.rollout.toolcalls import ParsedTurn, cause_of, checked_call, parse_turn, read_json
+from tasks.rollout.toolcalls import TAGS, ParsedTurn, cause_of, checked_call, parse_turn, read_json
 
 _PYTHON = "<|python_tag|>"
 
@@ -22,6 +22,10 @@ class ToolFormat(Protocol):
         """Take a model message apart. Never raises; what can not be read as a call is an error, and is not run."""
         ...
 
+    def settled(self, text: str) -> int:
+        """Of a message that is still being written: how many characters are words to be read, whatever follows."""
+        ...
+
 
 class Hermes:
     """Calls as JSON between <tool_call> tags, thinking between <think> tags: Hermes, Qwen."""
@@ -30,6 +34,11 @@ class Hermes:
 
     def parse(self, text: str) -> ParsedTurn:
         return parse_turn(text)
+
+    def settled(self, text: str) -> int:
+        """Up to the first tag, or to what may become one; white space waits for what follows it."""
+        tag = next((at for at, sign in enumerate(text) if sign == "<" and _begins_tag(text[at:])), len(text))
+        return len(text[:tag].rstrip()) if not text[:1].isspace() else 0
 
 
 class Llama3:
@@ -48,6 +57,17 @@ class Llama3:
             return ParsedTurn(body, (), ())
         found = _calls(body, len(_PYTHON) if tagged else 0)
         return ParsedTurn("", (), (found,)) if isinstance(found, str) else ParsedTurn("", found, ())
+
+    def settled(self, text: str) -> int:
+        """All of it, once it begins with neither a call nor its tag."""
+        body = text.lstrip()
+        if len(body) < len(text) or body.startswith("{") or _PYTHON.startswith(body[: len(_PYTHON)]):
+            return 0
+        return len(text.rstrip())
+
+
+def _begins_tag(text: str) -> bool:
+    return any(text.startswith(tag) or tag.startswith(text) for tag in TAGS)
 
 
 def _calls(text: str, at: int) -> tuple[ToolCall, ...] | str:

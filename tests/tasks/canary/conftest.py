@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,13 @@ def slot_engine(chat: Chat) -> SlotEngine:
 
 @pytest.fixture
 def open_gateway(tmp_path: Path, chat: Chat) -> Iterator[Callable[..., Gateway]]:
-    """Opens gateways over an engine, and closes them at the end."""
-    opened: list[tuple[Gateway, AuditLog]] = []
+    """Opens gateways over an engine and one audit log, and closes them at the end."""
+    with AuditLog(tmp_path / "audit") as audit, ExitStack() as opened:
 
-    def open_(engine: Any, **settings: Any) -> Gateway:
-        audit = AuditLog(tmp_path / "audit")
-        gateway = Gateway(engine, chat, CHAMPION, audit, GatewayConfig(**settings))
-        gateway.__enter__()
-        opened.append((gateway, audit))
-        return gateway
+        def open_(engine: Any, champion: Served | None = CHAMPION, **settings: Any) -> Gateway:
+            return opened.enter_context(Gateway(engine, chat, champion, audit, GatewayConfig(**settings)))
 
-    yield open_
-    for gateway, audit in reversed(opened):
-        gateway.__exit__(None, None, None)
-        audit.close()
+        yield open_
 
 
 @pytest.fixture(scope="session")

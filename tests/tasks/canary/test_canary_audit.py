@@ -1,18 +1,23 @@
-"""The audit log: nothing lost by a kill, nothing twice, one Parquet file a day."""
+"""The audit log: nothing lost by a kill, nothing twice, one Parquet file a day, and every change found."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tasks.canary.audit import SCHEMA, AuditLog, AuditRow, read_audit
+from tasks.canary.audit import SCHEMA, AuditLog, AuditRow, read_audit, verify
 
 MONDAY, TUESDAY = datetime(2026, 11, 30, 23, 59, tzinfo=UTC), datetime(2026, 12, 1, 0, 1, tzinfo=UTC)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def row(session: str, turn: int = 0) -> AuditRow:
@@ -37,7 +42,7 @@ def test_rows_come_back_typed_from_open_and_closed_days(tmp_path: Path) -> None:
         log.append(row("a"), MONDAY)
         open_rows = read_audit(tmp_path)
     closed_rows = read_audit(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["2026-11-30.parquet"]
+    assert files(tmp_path) == ["2026-11-30.parquet", "head.json"]
     assert pq.read_schema(tmp_path / "2026-11-30.parquet").equals(SCHEMA)
     for rows in (open_rows, closed_rows):
         first = rows.iloc[0]
@@ -51,7 +56,10 @@ def test_the_first_row_of_a_day_rolls_the_day_before(tmp_path: Path) -> None:
     log = AuditLog(tmp_path)
     log.append(row("a"), MONDAY)
     log.append(row("b"), TUESDAY)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["2026-11-30.parquet", "2026-12-01.jsonl"]
+    deadline = time.monotonic() + 10
+    while (tmp_path / "2026-11-30.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert files(tmp_path) == ["2026-11-30.parquet", "2026-12-01.jsonl", "head.json"]
     assert list(read_audit(tmp_path)["session"]) == ["a", "b"]
     assert list(read_audit(tmp_path, days=["2026-12-01"])["session"]) == ["b"]
 
@@ -95,12 +103,16 @@ def test_a_killed_writer_loses_no_row_that_was_acknowledged(tmp_path: Path) -> N
 
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
-    log = AuditLog(tmp_path)
-    log.append(row("a"), MONDAY)
-    with (tmp_path / "2026-11-30.jsonl").open("a") as file:
-        file.write('{"kind": "turn", "sess')
-    log.append(row("b"), MONDAY)
+    with AuditLog(tmp_path) as log:
+        log.append(row("a"), MONDAY)
+        lines = (tmp_path / "2026-11-30.jsonl").read_bytes()
+    (tmp_path / "2026-11-30.parquet").unlink()
+    (tmp_path / "2026-11-30.jsonl").write_bytes(lines + b'{"kind": "turn", "sess')
+    assert list(read_audit(tmp_path)["session"]) == ["a"] and verify(tmp_path).fault is None
+    with AuditLog(tmp_path) as log:
+        log.append(row("b"), MONDAY)
     assert sorted(read_audit(tmp_path)["session"]) == ["a", "b"]
+    assert verify(tmp_path).fault is None
 
 
 def test_many_threads_write_whole_rows(tmp_path: Path) -> None:
