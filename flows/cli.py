@@ -1,6 +1,6 @@
 """The `ratchet` command.
 
-run | up | serve | gateway | audit verify, show, stats | status | report | show | ablate credit
+run | up | serve | gateway | audit verify, show, stats | status | report | show | ablate credit | drift status
 problems check, make, import-verifiers | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
-from flows.commands import audit, gateway
+from flows.commands import audit, drift, gateway
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -44,6 +44,7 @@ app.add_typer(starter_app, name="starter")
 app.add_typer(ablate_app, name="ablate")
 app.add_typer(gateway.app)
 app.add_typer(audit.app, name="audit")
+app.add_typer(drift.app, name="drift")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")

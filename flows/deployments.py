@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
-from prefect.events import DeploymentEventTrigger, ResourceSpecification
+from prefect.events import DeploymentEventTrigger
 
-from flows.drift import EVENT
+from flows.drift import drift_trigger
 from flows.recipe import Recipe, load_recipe
 
 DRIFT_EVERY = timedelta(hours=1)
@@ -74,21 +74,10 @@ def deployed(recipe: Recipe, home: Path) -> list[Deployed]:
             "flows.drift",
             "drift",
             "The champion's live sessions against the reference it was released with.",
-            {"home": str(home)},
+            parameters,
             every=DRIFT_EVERY,
         ),
     ]
-
-
-def drift_trigger(recipe: Recipe, home: Path) -> DeploymentEventTrigger:
-    """Drift that persists starts a run, from the champion."""
-    again = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"start": "champion"})})
-    return DeploymentEventTrigger(
-        name="drift starts a run",
-        expect={EVENT},
-        match=ResourceSpecification({"prefect.resource.id": f"ratchet.release.{recipe.release.name}.*"}),
-        parameters={"recipe": again.model_dump(mode="json"), "home": str(home)},
-    )
 
 
 def served(one: Deployed) -> RunnerDeployment:

@@ -1,48 +1,66 @@
-"""Live sessions of the champion against the reference it was released with; drift that persists is an event.
+"""Live sessions of the champion against the reference it was released with; drift that persists is told once.
 
-audit log + reference of the release -> checks -> report, history -> event `ratchet.drift` -> a new post-training run
+audit log + reference of the release -> windows -> checks -> ledger -> event `ratchet.drift.detected` -> a new run
 """
 
 from __future__ import annotations
 
-import json
+import base64
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
-from prefect.events import emit_event
+from prefect.artifacts import create_link_artifact
+from prefect.events import DeploymentEventTrigger
 
 from data_contracts.errors import UserError
 from data_contracts.gates import Verdict
-from data_contracts.store import append_jsonl, read_jsonl
+from flows.drift_event import EVENT, PrefectServer, resource_of
 from flows.recipe import Recipe
-from flows.stage import at_work, clock, gate_rows, keep_gates, show_table
+from flows.stage import at_work, clock, gate_rows, keep_gates, show_picture, show_table
+from models.registry import Registry
 from models.release import Release
-from tasks.drift.checks import DriftReport
-from tasks.drift.steps import drift as check_window
-from tasks.drift.steps import drift_persists
-from tasks.paths import RunFolder
-from tasks.workbench import Bench
-
-EVENT = "ratchet.drift"
+from tasks.drift.episodes import Ledger, read_ledger
+from tasks.drift.folder import DriftFolder
+from tasks.drift.prompts import Asked, load_chat
+from tasks.drift.steps import check_run, check_traffic, draw, load_reference, tell_episode
+from tasks.drift.watch import GATEWAY
+from tasks.paths import RunFolder, ServiceFolder
 
 
 @flow(name="drift", flow_run_name="drift")
-def drift(run: str | None = None, home: str = "runs") -> str:
-    """Check the sessions that a run's gateway audited (default: the newest with any); returns the verdict."""
-    folder = RunFolder(Path(run).resolve()) if run else newest_audited(Path(home))
-    if folder is None:
+def drift(run: str | None = None, home: str = "runs", recipe: Recipe | None = None) -> str:
+    """Check what was served since the last time, and tell of drift that persists; returns the last verdict.
+
+    With `run`: the sessions of that run's own gateway, and nobody is told. Else the standing gateway's traffic of
+    the recipe's agent; where none stands, the run whose gateway wrote last.
+    """
+    if run is not None:
+        return _check_run(RunFolder(Path(run).resolve()))
+    root = Path(home).resolve()
+    if recipe is not None and ServiceFolder(root, recipe.release.name).audit.is_dir():
+        return _check_traffic(root, recipe)
+    newest = newest_audited(root)
+    if newest is None:
         return str(Verdict.INCONCLUSIVE)  # nobody was served yet: no data is no drift, and no all-clear
-    with at_work(str(folder.root)) as (bench, recipe):
-        champion = bench.champion()
-        if champion is None:
-            raise UserError(f"{recipe.release.name!r} has no champion to check: run `ratchet run RECIPE` first.")
-        with clock(bench.run, "drift"):
-            reference, served = reference_of(champion, bench), f"release-{champion.version}"
-            report = check_window(reference, bench.run.audit, served, recipe.drift, bench.run.drift)
-        show_table("drift", gate_rows(report.gates), f"Sessions of release {champion.version} against its reference")
-        keep_gates(bench.run, "drift", report.gates)
-        _tell(bench, recipe, champion, report)
-        return str(report.verdict)
+    verdict = _check_run(newest)
+    _tell(root, recipe or Recipe.model_validate_json(newest.recipe.read_text()))
+    return verdict
+
+
+def drift_trigger(recipe: Recipe, home: Path) -> DeploymentEventTrigger:
+    """What has a deployment of `post_train` run once an episode: from the champion, with the reason in its state."""
+    again = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"start": "champion"})})
+    return DeploymentEventTrigger(
+        name="drift starts a run",
+        expect={EVENT},
+        match={"prefect.resource.id": resource_of(recipe.release.name, "*")},
+        parameters={
+            "recipe": again.model_dump(mode="json"),
+            "home": str(home),
+            "because": "{{ event.payload.reason }}",
+        },
+    )
 
 
 def newest_audited(home: Path) -> RunFolder | None:
@@ -51,9 +69,9 @@ def newest_audited(home: Path) -> RunFolder | None:
     return RunFolder(audited[-1].parent) if audited else None
 
 
-def reference_of(champion: Release, bench: Bench) -> Path:
+def reference_of(champion: Release, home: Path) -> Path:
     """The evaluation that the champion was released with."""
-    source = RunFolder(bench.run.home / champion.manifest.run_id)
+    source = RunFolder(home / champion.manifest.run_id)
     first = champion.policy_version == source.policy(0).name
     path = source.evaluation("before" if first else "after").reference
     if not path.is_file():
@@ -61,16 +79,81 @@ def reference_of(champion: Release, bench: Bench) -> Path:
     return path
 
 
-def _tell(bench: Bench, recipe: Recipe, champion: Release, report: DriftReport) -> None:
-    """Note the verdict in the release's history; drift in enough of the last windows becomes an event."""
-    history = bench.run.home / "drift" / f"{recipe.release.name}-{champion.version}.jsonl"
-    seen = [line for line in read_jsonl(history).rows if line["run"] != bench.run.id]
-    if len(seen) == len(read_jsonl(history).rows):  # one window a run, however often it is looked at
-        append_jsonl(history, json.dumps({"run": bench.run.id, "verdict": str(report.verdict)}))
-    verdicts = [Verdict(line["verdict"]) for line in read_jsonl(history).rows]
-    if drift_persists(verdicts, recipe.drift):
-        emit_event(
-            event=EVENT,
-            resource={"prefect.resource.id": f"ratchet.release.{recipe.release.name}.{champion.version}"},
-            payload={"run": bench.run.id, "verdicts": [str(verdict) for verdict in verdicts]},
-        )
+def window_rows(ledger: Ledger) -> list[dict[str, Any]]:
+    """The ledger as a person reads it: one row a window, the newest first."""
+    rows = []
+    for entry in reversed(ledger.entries):
+        marks = [f"opened {entry.opened.id}"] if entry.opened else []
+        marks += [f"closed {entry.closed.episode}: {entry.closed.why}"] if entry.closed else []
+        row = {"window": "", "release": "", "until": "", "sessions": "", "verdict": "", "drifted": "", "untold": ""}
+        if window := entry.window:
+            facts = (window.id, window.release, f"{window.end:%Y-%m-%d %H:%M}", window.sessions, window.verdict)
+            row = dict(zip(row, [*map(str, facts), ", ".join(window.drifted), ", ".join(window.untold)], strict=True))
+        rows.append(row | {"episode": "; ".join(marks)})
+    return rows
+
+
+def _check_run(folder: RunFolder) -> str:
+    """One window: all that the run's gateway served of the champion."""
+    with at_work(str(folder.root)) as (bench, recipe):
+        champion = bench.champion()
+        if champion is None:
+            raise UserError(f"{recipe.release.name!r} has no champion to check: run `ratchet run RECIPE` first.")
+        with clock(folder, "drift"):
+            reference = load_reference(reference_of(champion, folder.home), Asked(bench.chat))
+            kept = _kept(folder.home, recipe)
+            report = check_run(folder, champion.version, reference, recipe.drift, kept)
+        show_table("drift", gate_rows(report.gates), f"Sessions of release {champion.version} against its reference")
+        keep_gates(folder, "drift", report.gates)
+        return str(report.verdict)
+
+
+def _check_traffic(home: Path, recipe: Recipe) -> str:
+    """The windows that are new, then the open episode's event."""
+    champion = _champion(home, recipe)
+    folder, audit = _kept(home, recipe), ServiceFolder(home, recipe.release.name).audit
+    judged = check_traffic(audit, champion.version, _reference(home, champion), recipe.drift, folder)
+    if judged:
+        last = judged[-1]
+        described = f"Window {last.window.id} of release {champion.version} against its reference"
+        show_table("drift", gate_rows(last.report.gates), described)
+        show_table("drift-windows", window_rows(read_ledger(folder.ledger)), "Windows of live sessions, newest first")
+        draw(folder)
+        png = base64.b64encode(folder.plot.read_bytes()).decode()
+        show_picture("drift-effects", f"data:image/png;base64,{png}", "Effect over its limit, by check")
+    _tell(home, recipe)
+    return str(judged[-1].window.verdict if judged else Verdict.INCONCLUSIVE)
+
+
+def _tell(home: Path, recipe: Recipe) -> None:
+    """The open episode's event, if it was not sent; its page is linked."""
+    folder = _kept(home, recipe)
+    open_one = read_ledger(folder.ledger).open
+    if open_one is None:
+        return
+    reference = _reference(home, _champion(home, recipe))
+    server = PrefectServer(recipe.release.name, folder)
+    if tell_episode(folder, lambda source: _audit(home, recipe, source), reference, recipe.drift, server):
+        page = folder.page(open_one.id)
+        create_link_artifact(page.as_uri(), link_text=str(page), key="drift-report", description=open_one.reason)
+
+
+def _champion(home: Path, recipe: Recipe) -> Release:
+    name = recipe.release.name
+    champion = Registry(f"sqlite:///{home / 'mlflow.db'}", home / "mlartifacts", name, home=home).champion()
+    if champion is None:
+        raise UserError(f"{name!r} has no champion to check: run `ratchet run RECIPE` first.")
+    return champion
+
+
+def _reference(home: Path, champion: Release) -> Any:
+    return load_reference(reference_of(champion, home), Asked(load_chat(champion.base_path)))
+
+
+def _kept(home: Path, recipe: Recipe) -> DriftFolder:
+    return DriftFolder(ServiceFolder(home, recipe.release.name).drift)
+
+
+def _audit(home: Path, recipe: Recipe, source: str) -> Path:
+    """The audit log of a window's source: the standing gateway's, or a run's own."""
+    return ServiceFolder(home, recipe.release.name).audit if source == GATEWAY else RunFolder(home / source).audit

@@ -39,14 +39,15 @@ from tasks.paths import RunFolder
 
 
 @flow(name="post_train", flow_run_name="{recipe.name}")
-def post_train(recipe: Recipe, home: str = "runs", run: str | None = None) -> dict[str, Any]:
+def post_train(recipe: Recipe, home: str = "runs", run: str | None = None, because: str = "") -> dict[str, Any]:
     """Post-train the recipe's policy and release it if it is measured to be better; returns the summary.
 
     `run` names a run's folder to go on with; without it, an unfinished run of this recipe is, or a new one begins.
+    `because` is kept with the run: what started it, where no person did.
     """
     folder = RunFolder(Path(run).resolve()) if run else _folder(Path(home), recipe)
     with locked(folder), _marked(folder):
-        begin(folder, recipe)
+        begin(folder, recipe, because)
         held = _stages(str(folder.root))
         summary = write_summary(folder, held.gate if held else None)
         write_report(folder, summary)

@@ -32,22 +32,22 @@ def choose_run(home: Path, recipe: Recipe, *, fresh: bool = False) -> RunFolder:
     return RunFolder(home.resolve() / _numbered(stem, number))
 
 
-def begin(run: RunFolder, recipe: Recipe) -> None:
+def begin(run: RunFolder, recipe: Recipe, because: str = "") -> None:
     """Make the folder with its recipe, or find it again, and mark it as running."""
     from data_contracts.store import write_atomic
 
     if not run.recipe.exists():
         write_atomic(run.recipe, recipe.model_dump_json(indent=1) + "\n")
-    mark(run, "running")
+    mark(run, "running", **({"because": because} if because else {}))
 
 
 def mark(run: RunFolder, state: State, **facts: Any) -> None:
-    """Write the run's state; `created` stays what it was."""
+    """Write the run's state; `created` and `because` stay what they were."""
     from data_contracts.store import write_json
 
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    created = state_of(run).get("created", now)
-    write_json(run.state, {"id": run.id, "state": state, "created": created, "changed": now, **facts})
+    kept = {key: value for key, value in state_of(run).items() if key in ("created", "because")}
+    write_json(run.state, {"id": run.id, "state": state, "created": now, **kept, "changed": now, **facts})
 
 
 def state_of(run: RunFolder) -> dict[str, Any]:

@@ -14,26 +14,29 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from data_contracts.gates import Gate, Verdict
 from data_contracts.records import Record
-from tasks.drift.config import Check, DriftConfig
-
-MISSING = "missing"
-_ALTERNATIVES = {"any": "two-sided", "rise": "greater", "fall": "less"}
+from tasks.drift.config import MISSING, Check, DriftConfig
+from tasks.drift.measures import measure, present, rate
 
 
 class Row(Record):
-    """One check as measured: `reference` and `window` are means, shares, or None for a mix."""
+    """One check as measured: `reference` and `window` are means, shares, calibration errors, or None.
+
+    `low` and `high` are a 95 % interval of the window's figure, where one was taken.
+    """
 
     check: str
+    required: bool = True
     verdict: Verdict
     reason: str
     n_reference: int
     n_window: int
     reference: float | None = None
     window: float | None = None
+    low: float | None = None
+    high: float | None = None
     effect: float | None = None
     limit: float
     p: float | None = None
@@ -41,7 +44,7 @@ class Row(Record):
 
     def gate(self) -> Gate:
         """The row as a gate; PASS means that no drift was found where it would have been."""
-        evidence = self.model_dump(exclude={"check", "verdict", "reason"})
+        evidence = self.model_dump(exclude={"check", "required", "verdict", "reason"})
         return Gate(name=f"drift_{self.check}", verdict=self.verdict, reason=self.reason, evidence=evidence)
 
 
@@ -52,11 +55,16 @@ class DriftReport(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL when any check drifted, else PASS only when every check could tell."""
-        verdicts = {row.verdict for row in self.rows}
-        if Verdict.FAIL in verdicts:
+        """FAIL when any check drifted, else PASS only when every required check could tell."""
+        if self.drifted:
             return Verdict.FAIL
-        return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.INCONCLUSIVE
+        told = all(row.verdict is Verdict.PASS for row in self.rows if row.required)
+        return Verdict.PASS if told else Verdict.INCONCLUSIVE
+
+    @property
+    def drifted(self) -> tuple[str, ...]:
+        """Names of the checks that drifted."""
+        return tuple(row.check for row in self.rows if row.verdict is Verdict.FAIL)
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -76,9 +84,12 @@ class _Measured(NamedTuple):
     n_window: int
     reference: float | None = None
     window: float | None = None
+    low: float | None = None
+    high: float | None = None
     effect: float | None = None
     p: float | None = None
     why: str = ""
+    note: str = ""
 
 
 def drift_checks(reference: pd.DataFrame, window: pd.DataFrame, config: DriftConfig) -> DriftReport:
@@ -87,7 +98,10 @@ def drift_checks(reference: pd.DataFrame, window: pd.DataFrame, config: DriftCon
     measured.append(_missing(reference, window, config))
     judged = [m for m in measured if m.p is not None]
     corrected = dict(zip((m.check for m in judged), holm([m.p or 0.0 for m in judged]), strict=True))
-    return DriftReport(rows=tuple(_row(m, corrected.get(m.check), config.alpha) for m in measured))
+    optional = {check.name for check in config.checks if not check.required}
+    return DriftReport(
+        rows=tuple(_row(m, corrected.get(m.check), config.alpha, m.check not in optional) for m in measured)
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -100,93 +114,54 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def persistent(history: Sequence[Verdict], *, k: int, n: int) -> bool:
-    """Whether at least `k` of the last `n` windows (oldest first) drifted; an INCONCLUSIVE one is no drift."""
-    if not 1 <= k <= n:
-        raise ValueError(f"k = {k} of n = {n}: k lies between 1 and n")
-    return sum(verdict is Verdict.FAIL for verdict in history[-n:]) >= k
-
-
 def _measure(check: Check, reference: pd.DataFrame, window: pd.DataFrame, config: DriftConfig) -> _Measured:
-    absent = [name for name, frame in (("reference", reference), ("window", window)) if check.column not in frame]
+    sides = (("reference", reference), ("window", window))
+    absent = [(name, column) for name, frame in sides for column in check.columns if column not in frame]
     if absent:
-        why = f"the {' and the '.join(absent)} has no column {check.column}"
+        why = f"the {' and the '.join(f'{name} has no column {column}' for name, column in absent)}"
         return _Measured(check.name, check.effect, 0, 0, why=why)
-    a, b = _present(reference[check.column], check), _present(window[check.column], check)
-    counts = _Measured(check.name, check.effect, a.size, b.size)
-    if min(a.size, b.size) < config.minimum:
-        why = f"{b.size} values in the window and {a.size} in the reference, {config.minimum} of each are needed"
+    a, b = present(reference, check), present(window, check)
+    counts = _Measured(check.name, check.effect, len(a), len(b))
+    if min(len(a), len(b)) < config.minimum:
+        why = f"{len(b)} values in the window and {len(a)} in the reference, {config.minimum} of each are needed"
         return counts._replace(why=why)
-    if check.kind == "mix":
-        effect, p = _mix(a, b)
-        return counts._replace(effect=effect, p=p)
-    effect, p = (_rate if check.kind == "rate" else _shape)(a, b, _ALTERNATIVES[check.direction])
-    return counts._replace(effect=effect, p=p, reference=float(a.mean()), window=float(b.mean()))
-
-
-def _present(column: pd.Series, check: Check) -> np.ndarray:
-    """The values that are there: text for a mix, finite floats otherwise."""
-    if check.kind == "mix":
-        return column.dropna().astype(str).to_numpy()
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    return values[np.isfinite(values)]
-
-
-def _mix(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """(Cramer's V, p) of the 2 x categories table; one category in both is no difference."""
-    categories = np.union1d(a, b)
-    if categories.size == 1:
-        return 0.0, 1.0
-    table = np.array([[(values == category).sum() for category in categories] for values in (a, b)])
-    result = stats.chi2_contingency(table, correction=False)
-    return math.sqrt(float(result.statistic) / table.sum()), float(result.pvalue)
-
-
-def _rate(a: np.ndarray, b: np.ndarray, alternative: str) -> tuple[float, float]:
-    """(difference of the shares in the direction asked for, p), by Fisher's exact test."""
-    ones = int((b != 0).sum()), int((a != 0).sum())
-    table = [[ones[0], b.size - ones[0]], [ones[1], a.size - ones[1]]]
-    rise = ones[0] / b.size - ones[1] / a.size
-    effect = {"two-sided": abs(rise), "greater": rise, "less": -rise}[alternative]
-    return effect, float(stats.fisher_exact(table, alternative=alternative).pvalue)
-
-
-def _shape(a: np.ndarray, b: np.ndarray, alternative: str) -> tuple[float, float]:
-    """(Kolmogorov-Smirnov statistic, p). Values that rise have a distribution function that lies below."""
-    below = {"two-sided": "two-sided", "greater": "less", "less": "greater"}[alternative]
-    result = stats.ks_2samp(b, a, alternative=below, method="asymp")
-    return float(result.statistic), float(result.pvalue)
+    return counts._replace(**measure(check, a, b, config.permutations)._asdict())
 
 
 def _missing(reference: pd.DataFrame, window: pd.DataFrame, config: DriftConfig) -> _Measured:
     """The column whose share of missing values rose most, its p corrected for having been picked (Bonferroni)."""
     counts = _Measured(MISSING, config.missing_effect, len(reference), len(window))
-    checks = [check for check in config.checks if check.column in reference and check.column in window]
-    here = [_present(window[check.column], check).size for check in checks]
-    if min(len(reference), len(window)) < config.minimum or not any(here):
+    found, here = [], 0
+    for check in config.checks:
+        if any(column not in frame for frame in (reference, window) for column in check.columns):
+            continue
+        a, b = len(present(reference, check)), len(present(window, check))
+        here += b
+        if check.required or (a and b):  # an optional column that one side never had is no loss
+            lost = [np.arange(len(f)) >= n for f, n in ((reference, a), (window, b))]
+            found.append((check.column, lost))
+    if min(len(reference), len(window)) < config.minimum or not here:
         return counts._replace(why="the window or the reference holds too few values to count the missing ones")
-    found = []
-    for check in checks:
-        a, b = (len(f) - _present(f[check.column], check).size for f in (reference, window))
-        ones = [np.arange(len(f)) < lost for f, lost in ((reference, a), (window, b))]
-        effect, p = _rate(ones[0], ones[1], "greater")
-        found.append((effect, p, a / len(reference), b / len(window)))
-    worst = max(found)
-    p = min(1.0, worst[1] * len(found))
-    return counts._replace(effect=worst[0], p=p, reference=worst[2], window=worst[3])
+    measured = {column: rate(*lost, "greater") for column, lost in found}
+    column = max(measured, key=lambda name: measured[name].effect)
+    worst = measured[column]
+    p = min(1.0, worst.p * len(measured))
+    return counts._replace(**worst._replace(p=p)._asdict(), note=f" in {column}")
 
 
-def _row(measured: _Measured, corrected: float | None, alpha: float) -> Row:
-    fields = {key: value for key, value in measured._asdict().items() if key != "why"}
+def _row(measured: _Measured, corrected: float | None, alpha: float, required: bool) -> Row:
+    fields = {key: value for key, value in measured._asdict().items() if key not in ("why", "note")}
+    fields["required"] = required
     effect = measured.effect
     if effect is None or corrected is None or not math.isfinite(effect) or not math.isfinite(corrected):
         fields |= {"effect": None, "p": None}
         reason = measured.why or "no finite effect was measured"
         return Row(**fields, verdict=Verdict.INCONCLUSIVE, reason=reason)
     drifted = effect >= measured.limit and corrected < alpha
+    said = f"{'drift' if drifted else 'no drift'}{measured.note}"
     reason = (
-        f"{'drift' if drifted else 'no drift'}: effect {effect:.3g} (limit {measured.limit:g}), corrected p "
-        f"{corrected:.3g} (alpha {alpha:g}), {measured.n_window} against {measured.n_reference} sessions"
+        f"{said}: effect {effect:.3g} (limit {measured.limit:g}), corrected p {corrected:.3g} (alpha {alpha:g}), "
+        f"{measured.n_window} against {measured.n_reference} sessions"
     )
     verdict = Verdict.FAIL if drifted else Verdict.PASS
     return Row(**fields, corrected_p=corrected, verdict=verdict, reason=reason)

@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pandas as pd
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.gates import Verdict
-from data_contracts.records import Trajectory
 from data_contracts.store import read_trajectories, write_json
 from tasks.canary.audit import read_audit
-from tasks.drift.checks import DriftReport, drift_checks, persistent
+from tasks.drift.checks import DriftReport, drift_checks
 from tasks.drift.config import DriftConfig
-from tasks.drift.tables import audit_table, reference_table
+from tasks.drift.episodes import Episode, read_ledger
+from tasks.drift.folder import DriftFolder
+from tasks.drift.report import draw_effects
+from tasks.drift.tables import Prompt, audit_table, reference_table
+from tasks.drift.telling import Server, is_told, tell
+from tasks.drift.watch import Judged, watch_run, watch_traffic, write_evidence
+from tasks.paths import RunFolder
+
+SHOWN = 60
+"""Windows in the picture."""
 
 
-@task(name="drift", cache_policy=NO_CACHE, persist_result=False)
-def drift(reference: Path, audit: Path, release: str, config: DriftConfig, out: Path) -> DriftReport:
-    """The audited sessions of a release against its evaluation's trajectories (Parquet); writes the report to `out`."""
-    trajectories: Sequence[Trajectory] = read_trajectories(reference)
-    window = audit_table(read_audit(audit), release=release)
-    report = drift_checks(reference_table(trajectories), window, config)
-    write_json(out, report)
+@task(name="reference", cache_policy=NO_CACHE, persist_result=False)
+def load_reference(trajectories: Path, prompt: Prompt) -> pd.DataFrame:
+    """The pinned evaluation (Parquet) as a table of sessions."""
+    return reference_table(read_trajectories(trajectories), prompt)
+
+
+@task(name="check a run's sessions", cache_policy=NO_CACHE, persist_result=False)
+def check_run(
+    run: RunFolder, release: int, reference: pd.DataFrame, config: DriftConfig, folder: DriftFolder
+) -> DriftReport:
+    """The sessions that a run's own gateway audited, as one window; the report is kept with the run too."""
+    table = audit_table(read_audit(run.audit), release=f"release-{release}")
+    report = drift_checks(reference, table, config)
+    write_json(run.drift, report)
+    watch_run(folder, run.id, release, table, report, config)
     return report
 
 
-@task(name="drift persists", cache_policy=NO_CACHE, persist_result=False)
-def drift_persists(history: Sequence[Verdict], config: DriftConfig) -> bool:
-    """Whether enough of the last windows drifted to start a new run."""
-    return persistent(history, k=config.drifted, n=config.windows)
+@task(name="check live traffic", cache_policy=NO_CACHE, persist_result=False)
+def check_traffic(
+    audit: Path, release: int, reference: pd.DataFrame, config: DriftConfig, folder: DriftFolder
+) -> list[Judged]:
+    """The windows that the standing gateway's audit log holds since the last time."""
+    return watch_traffic(audit, folder, release, reference, config, datetime.now(UTC))
+
+
+@task(name="draw effects", cache_policy=NO_CACHE, persist_result=False)
+def draw(folder: DriftFolder) -> None:
+    """The last windows' effects as a picture."""
+    draw_effects(read_ledger(folder.ledger).windows[-SHOWN:], folder.plot)
+
+
+@task(name="tell of an episode", cache_policy=NO_CACHE, persist_result=False)
+def tell_episode(
+    folder: DriftFolder,
+    audit_of: Callable[[str], Path],
+    reference: pd.DataFrame,
+    config: DriftConfig,
+    server: Server,
+) -> Episode | None:
+    """Have the server know of the open episode, once; its evidence is there before."""
+    episode = read_ledger(folder.ledger).open
+    if episode is None or is_told(folder, episode):
+        return None
+    write_evidence(audit_of, folder, episode, reference, config)
+    return episode if tell(folder, episode, server) else None

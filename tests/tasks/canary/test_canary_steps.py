@@ -9,13 +9,17 @@ from typing import Any
 
 from data_contracts.gates import Verdict
 from data_contracts.records import Problem
-from data_contracts.store import read_json, write_trajectories
+from data_contracts.store import read_json
 from models.chat import Chat
 from models.release import Component, Manifest, Release
 from tasks.canary.config import CanaryConfig
 from tasks.canary.steps import canary
 from tasks.drift.config import DriftConfig
-from tasks.drift.steps import drift, drift_persists
+from tasks.drift.episodes import read_ledger
+from tasks.drift.folder import DriftFolder
+from tasks.drift.steps import check_run
+from tasks.drift.tables import reference_table
+from tasks.paths import RunFolder
 from tasks.rollout.sandbox import WarmPool
 
 
@@ -62,10 +66,10 @@ def test_the_canary_step_serves_two_releases_and_the_drift_step_reads_its_audit_
     assert report.sessions == 96
 
     reference = [make_trajectory(f"p{n}", outcome=True, sampled_tokens=5, prompt_ids=[1] * 30) for n in range(60)]
-    write_trajectories(tmp_path / "reference.parquet", reference)
-    found = drift.fn(
-        tmp_path / "reference.parquet", folders[1], "release-1", DriftConfig(minimum=20), tmp_path / "drift.json"
-    )
+    run, folder = RunFolder(tmp_path), DriftFolder(tmp_path / "service")
+    found = check_run.fn(run, 1, reference_table(reference), DriftConfig(minimum=20), folder)
     assert {row.check: row.verdict for row in found.rows}["success"] is Verdict.FAIL
-    assert read_json(tmp_path / "drift.json")["rows"][0]["check"] == "horizon_mix"
-    assert drift_persists.fn([Verdict.PASS, Verdict.FAIL, found.verdict], DriftConfig())
+    assert read_json(run.drift)["rows"][0]["check"] == "prompt_length"
+    check_run.fn(run, 1, reference_table(reference), DriftConfig(minimum=20), folder)
+    [window] = read_ledger(folder.ledger).windows
+    assert (window.source, window.release, window.verdict) == (tmp_path.name, 1, Verdict.FAIL)

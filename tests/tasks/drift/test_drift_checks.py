@@ -8,10 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from data_contracts.gates import Verdict
-from tasks.drift.checks import drift_checks, holm, persistent
-from tasks.drift.config import Check, DriftConfig
+from tasks.drift.checks import drift_checks, holm
+from tasks.drift.config import DEFAULT_CHECKS, Check, DriftConfig
 
-CONFIG = DriftConfig()
+FIGURES = ("horizon_mix", "prompt_length", "turns", "tokens", "tool_errors", "success")
+CONFIG = DriftConfig(checks=tuple(check for check in DEFAULT_CHECKS if check.name in FIGURES))
 
 
 def table(n: int, seed: int, **changes: object) -> pd.DataFrame:
@@ -123,16 +124,6 @@ def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-def test_persistent_needs_k_of_the_last_n() -> None:
-    p, f, i = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE
-    assert persistent([p, f, f], k=2, n=3)
-    assert not persistent([f, f, p, f], k=2, n=2)
-    assert not persistent([f, i, i], k=2, n=3)
-    assert not persistent([], k=1, n=3)
-    with pytest.raises(ValueError, match="between 1 and n"):
-        persistent([f], k=4, n=3)
 
 
 def test_a_config_that_can_never_fire_is_refused() -> None:
