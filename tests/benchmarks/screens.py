@@ -74,16 +74,20 @@ def prefect(screens: Screens, url: str) -> None:
     screens.open(f"{url}/deployments/deployment/{ids['drift']}", "drift")
     screens.shot("3-schedule-of-drift")
     screens.open(f"{url}/deployments/deployment/{ids['drift']}/run", "Submit")
+    before = runs_by_hand(url, ids["drift"])
     screens.page.get_by_role("button", name="Submit").click()
-    run = latest_run(url, ids["drift"])
+    [run] = waited_for(lambda: runs_by_hand(url, ids["drift"]) - before)
     state = ended(url, run)
     screens.open(f"{url}/runs/flow-run/{run}", state)
     screens.shot(f"4-run-of-drift-{state.lower()}")
     screens.open(f"{url}/artifacts", "learning")
     screens.shot("5-artifacts")
-    screens.open(f"{url}/artifacts/key/learning-curve", "learning-curve")
+    curve = asked(url, "/artifacts/filter", {"artifacts": {"key": {"any_": ["learning-curve"]}}})[-1]
+    screens.open(f"{url}/artifacts/artifact/{curve['id']}", "Verified success")
+    screens.page.locator("img[src^='data:image']").first.wait_for()
     screens.shot("6-artifact")
     screens.open(f"{url}/automations", "heartbeat")
+    screens.sees("post_train")
     screens.shot("7-automations")
     screens.open(f"{url}/concurrency-limits", "ratchet-promoter")
     screens.shot("8-concurrency-limit")
@@ -130,12 +134,10 @@ def asked(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(reply)
 
 
-def latest_run(url: str, deployment: str) -> str:
-    """Id of the run of a deployment that was asked for last."""
-    chosen = {"deployments": {"id": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_DESC"}
-    return waited_for(
-        lambda: [run["id"] for run in asked(url, "/flow_runs/filter", chosen) if not run["auto_scheduled"]]
-    )[0]
+def runs_by_hand(url: str, deployment: str) -> set[str]:
+    """Ids of the runs of a deployment that no schedule asked for."""
+    runs = asked(url, "/flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}})
+    return {run["id"] for run in runs if not run["auto_scheduled"]}
 
 
 def ended(url: str, run: str) -> str:
