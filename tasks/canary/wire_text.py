@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from models.chat import Chat
-from tasks.canary.wire import Loose, usage_of
+from tasks.canary.wire import Loose, WireError, usage_of
 from tasks.rollout.engine import Completion
 
 
@@ -43,8 +43,12 @@ class TextRequest(Loose):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
     def ids(self, chat: Chat) -> list[int]:
-        """The prompt's tokens, as given."""
-        return chat.ids(self.prompt) if isinstance(self.prompt, str) else list(self.prompt)
+        """The prompt's tokens, as given; WireError 400 where there is none, or one that the model does not have."""
+        ids = chat.ids(self.prompt) if isinstance(self.prompt, str) else list(self.prompt)
+        known = len(chat.tokenizer)
+        if not ids or not all(0 <= token < known for token in ids):
+            raise WireError(400, "invalid_value", f"prompt: at least one token, each from 0 to {known - 1}")
+        return ids
 
 
 def text_body(id: str, release: str, asked: TextRequest, prompt: list[int], completion: Completion, chat: Chat) -> Any:

@@ -119,7 +119,7 @@ class Endpoints:
         if first is None:
             await turn  # an error before anything was told has a status of its own
         headers = _headers(held) | {"x-ratchet-stream": "tokens" if self.streams else "turn"}
-        body = events(_all(first, teller), head, _body_of(turn), usage=asked.stream_options.include_usage)
+        body = events(_all(first, teller), head, turn, usage=asked.stream_options.include_usage)
         later = BackgroundTask(self._copied, turn)
         return StreamingResponse(body, media_type="text/event-stream", headers=headers, background=later)
 
@@ -193,10 +193,6 @@ async def _all(first: str | None, teller: Teller) -> AsyncIterator[str]:
     while piece is not None:
         yield piece
         piece = await teller.pieces.get()
-
-
-async def _body_of(turn: asyncio.Task[Answer]) -> dict[str, Any]:
-    return (await asyncio.shield(turn)).body
 
 
 async def _unknown(_: Request, error: Exception) -> Response:

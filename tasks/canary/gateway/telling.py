@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from models.chat import Chat
@@ -50,14 +50,14 @@ class Teller:
 
 
 async def events(
-    pieces: AsyncIterator[str], head: dict[str, Any], turn: Awaitable[dict[str, Any]], *, usage: bool
+    pieces: AsyncIterator[str], head: dict[str, Any], turn: asyncio.Task[Any], *, usage: bool
 ) -> AsyncIterator[bytes]:
-    """The events of a turn: `head` is what all chunks share, `turn` gives the whole response."""
+    """The events of a turn: `head` is what all chunks share, `turn` gives the whole answer."""
     yield _event(head | _choice({"role": "assistant", "content": ""}))
     async for piece in pieces:
         yield _event(head | _choice({"content": piece}))
     try:
-        body = await turn
+        body = (await asyncio.shield(turn)).body
     except WireError as error:
         yield _event(error.body())
         return

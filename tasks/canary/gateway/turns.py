@@ -58,6 +58,8 @@ class Turns:
         """The next message of a conversation; `teller` hears it while it is sampled."""
         messages = [message.plain() for message in asked.messages]
         if retried and held.repeats(messages) and held.answer is not None:
+            if teller:
+                teller.told(held.answer["choices"][0]["message"]["content"])
             return Answer(held.answer, None)  # the client lost our answer: the turn was sampled, and is not again
         tools = [] if asked.tool_choice == "none" else asked.tools
         prompt = held.context(messages, tools, self.chat)
@@ -75,8 +77,6 @@ class Turns:
     async def of_text(self, held: Conversation, asked: TextRequest) -> Answer:
         """The continuation of a text, or of token ids."""
         prompt = asked.ids(self.chat)
-        if not prompt:
-            raise WireError(400, "invalid_value", "prompt: it is empty")
         text = asked.prompt if isinstance(asked.prompt, str) else self.chat.decode(prompt)
         turn = self._turn(held, [{"role": "prompt", "content": text}], prompt, asked, asked.max_tokens)
         completion, _ = await self._made(turn, self._words)

@@ -36,12 +36,13 @@ class ScriptedEngine:
         self.digests = {s.release: s.digest for s in (CHAMPION, CANDIDATE)}
         self.silent = threading.Event()
         self.contexts: list[list[int]] = []
+        self.dropped: list[str] = []
 
     def load_adapter(self, version: str, path: Path | None) -> str:
         return self.digests[version]
 
     def drop_adapter(self, version: str) -> None:
-        del self.digests[version]
+        self.dropped.append(version)
 
     def submit(self, request: SampleRequest) -> None:
         turn = self.turns.get(request.session, 0)
