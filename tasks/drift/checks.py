@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from data_contracts.gates import Gate, Verdict
 from data_contracts.records import Record
@@ -138,15 +139,19 @@ def _missing(reference: pd.DataFrame, window: pd.DataFrame, config: DriftConfig)
         a, b = len(present(reference, check)), len(present(window, check))
         here += b
         if check.required or (a and b):  # an optional column that one side never had is no loss
-            lost = [np.arange(len(f)) >= n for f, n in ((reference, a), (window, b))]
-            found.append((check.column, lost))
+            found.append((check.column, _lost(reference, a), _lost(window, b)))
     if min(len(reference), len(window)) < config.minimum or not here:
         return counts._replace(why="the window or the reference holds too few values to count the missing ones")
-    measured = {column: rate(*lost, "greater") for column, lost in found}
+    measured = {column: rate(before, now, "greater") for column, before, now in found}
     column = max(measured, key=lambda name: measured[name].effect)
     worst = measured[column]
     p = min(1.0, worst.p * len(measured))
     return counts._replace(**worst._replace(p=p)._asdict(), note=f" in {column}")
+
+
+def _lost(frame: pd.DataFrame, here: int) -> NDArray[np.float64]:
+    """1 for each row without a value, 0 for the `here` rows with one."""
+    return np.repeat([0.0, 1.0], [here, len(frame) - here])
 
 
 def _row(measured: _Measured, corrected: float | None, alpha: float, required: bool) -> Row:

@@ -21,7 +21,7 @@ from tasks.drift.text import embed
 ALTERNATIVES = {"any": "two-sided", "rise": "greater", "fall": "less"}
 MOST_TEXTS = 600
 """Texts of a side that are compared with all others; the time grows with the square."""
-INTERVAL_DRAWS = 200
+INTERVAL_DRAWS = 100
 NONE = "(none)"
 """The name in a bag without names."""
 

@@ -23,7 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from flows.services import environment, running
 
-RECIPE = "infra/recipes/smoke.toml"
+RECIPE = "infra/recipes/quickstart.toml"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PATIENCE = 300.0
 """Seconds for whatever is waited for: a starved machine takes minutes to import what a flow needs."""
@@ -97,7 +97,7 @@ def approval(screens: Screens, url: str, home: Path) -> None:
     """A canary's question is answered in the form of its paused run."""
     code = "from flows.canary_approval import canary_approval; import sys; canary_approval('shown', *sys.argv[1:])"
     variables = {**os.environ, **environment(home), "PREFECT_API_URL": f"{url}/api"}
-    asking = subprocess.Popen([sys.executable, "-c", code, str(home.resolve()), "smoke-agent"], env=variables)
+    asking = subprocess.Popen([sys.executable, "-c", code, str(home.resolve()), "repair-agent"], env=variables)
     try:
         run = paused(url)
         screens.open(f"{url}/runs/flow-run/{run}", "Paused")
@@ -113,13 +113,17 @@ def approval(screens: Screens, url: str, home: Path) -> None:
         screens.shot("10-approved")
     finally:
         asking.terminate()
-    answer = json.loads(next(home.glob("service/smoke-agent/canary/shown/answer*.json")).read_text())
+    answer = json.loads(next(home.glob("service/repair-agent/canary/shown/answer*.json")).read_text())
     assert answer["approved"] is True, answer
 
 
 def mlflow(screens: Screens, url: str) -> None:
     """The registry: models, the release's versions and its champion."""
     screens.open(f"{url}/#/models", "-release")
+    welcome = screens.page.get_by_role("button", name="Try it now")
+    welcome.or_(screens.page.get_by_text("@ champion")).first.wait_for()
+    if welcome.is_visible():
+        welcome.click()
     screens.shot("11-models")
     screens.page.get_by_text("-release").first.click()
     screens.sees("champion")

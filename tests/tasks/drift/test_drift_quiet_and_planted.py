@@ -83,8 +83,10 @@ def watched(windows: list[Window]) -> Ledger:
 def test_of_200_quiet_windows_no_more_alarm_than_stated_and_none_opens_an_episode() -> None:
     windows = []
     for block in range(8):  # several references: with one, all windows would share its luck
-        reference = sessions(400, 10_000 + block)
-        windows += [window_of(25 * block + n, sessions(200, 25 * block + n), reference) for n in range(25)]
+        reference = sessions(300, 10_000 + block)
+        windows += [
+            window_of(number, sessions(100, number), reference) for number in range(25 * block, 25 * block + 25)
+        ]
     alarms = [window for window in windows if window.verdict is Verdict.FAIL]
     assert len(alarms) <= CONFIG.alpha * 200
     assert not watched(windows).episodes
