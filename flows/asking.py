@@ -6,6 +6,7 @@ ask -> a thread runs the flow `canary_approval`, which pauses for its form -> le
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Self
 from uuid import UUID
 
@@ -54,4 +55,5 @@ class Asking:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(run).state
         if state is not None and state.is_paused():
-            resume_flow_run(run, run_input={"approve": False, "why": WITHDRAWN})
+            with suppress(RuntimeError):  # what the form asks is saved just after the pause: a second later it is there
+                resume_flow_run(run, run_input={"approve": False, "why": WITHDRAWN})

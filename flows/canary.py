@@ -1,6 +1,8 @@
 """Champion and candidate behind one gateway, on live sessions: promoted when it is sure, rolled back when it is worse.
 
 published release -> gateway -> sessions over HTTP -> sequential comparison -> alias moves, or stays
+
+Where the recipe's traffic is live, the sessions are the standing gateway's, and `canary_live` is what runs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from data_contracts.gates import Gate, require
 from data_contracts.problems import read_pack
 from data_contracts.store import read_json
 from flows import progress
+from flows.canary_live import canary_live as canary_live  # flows/canary.py:canary_live is the deployment's entry
+from flows.canary_live import try_live
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from tasks.canary.steps import canary as try_candidate
@@ -27,10 +31,20 @@ def canary(run: str) -> None:
         gates = kept_gates(bench.run.gates / "canary.json")
         if not gates:
             with clock(bench.run, "canary"):
-                report = _trial(bench, recipe, read_json(bench.run.release))
-            show_table("canary", gate_rows(report.decision.gates), report.decision.reason)
-            gates = keep_gates(bench.run, "canary", [_settle(bench, report)])
+                live = recipe.canary.traffic == "live"
+                gate = _on_live_traffic(bench, recipe) if live else _on_heldout(bench, recipe)
+            gates = keep_gates(bench.run, "canary", [gate])
         require(*gates)
+
+
+def _on_live_traffic(bench: Bench, recipe: Recipe) -> Gate:
+    return try_live(read_json(bench.run.release)["version"], recipe, bench.run.home)
+
+
+def _on_heldout(bench: Bench, recipe: Recipe) -> Gate:
+    report = _trial(bench, recipe, read_json(bench.run.release))
+    show_table("canary", gate_rows(report.decision.gates), report.decision.reason)
+    return _settle(bench, report)
 
 
 def _trial(bench: Bench, recipe: Recipe, published: dict[str, Any]) -> CanaryReport:

@@ -5,14 +5,14 @@ release + audit log -> trial moves from stage to stage -> alias moves, or stays;
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from prefect import flow
 from prefect.concurrency.sync import concurrency
 
-from data_contracts.gates import require
+from data_contracts.gates import Gate, require
+from flows import progress
 from flows.asking import Asking
 from flows.recipe import Recipe
 from flows.stage import LiveTable, gate_rows
@@ -27,22 +27,25 @@ LIMIT = "ratchet-promoter"
 
 
 @flow(name="canary_live", flow_run_name="canary of release {candidate}")
-def canary_live(candidate: int, recipe: Recipe, home: str = "runs") -> str:
+def canary_live(candidate: int, recipe: Recipe, home: str = "runs") -> None:
     """Try a release on what users send; run it again after a kill, and it goes on. Holds when it is not promoted."""
-    seat = seat_of(Path(home).resolve(), recipe)
+    require(try_live(candidate, recipe, Path(home).resolve()))
+
+
+def try_live(candidate: int, recipe: Recipe, home: Path) -> Gate:
+    """The whole canary, within any flow run: its gate once it has ended."""
+    seat = seat_of(home, recipe)
     status = begin(seat, candidate, recipe.canary)
-    with ExitStack() as stack:
-        table = LiveTable(f"canary-{status.id}")
-        asking = stack.enter_context(Asking(status.id, seat.folder))
+    table = LiveTable(f"canary-{status.id}")
+    with progress.stage("canary: live traffic", None) as tick, Asking(status.id, seat.folder) as asking:
 
         def on_look(found: StandingStatus) -> None:
-            table.show(gate_rows(found.gates), in_words(found))
+            tick(0, note=found.in_words())
+            table.show(gate_rows(found.gates), found.in_words())
             if found.waits_for == "approval":
                 asking.ask()
 
-        status = watch(seat, status, recipe.canary, on_look)
-    require(status.gate())
-    return str(status.ending)
+        return watch(seat, status, recipe.canary, on_look).gate()
 
 
 def seat_of(home: Path, recipe: Recipe) -> Seat:
@@ -57,11 +60,3 @@ def seat_of(home: Path, recipe: Recipe) -> Seat:
     )
     promoter = partial(concurrency, LIMIT, occupy=1, timeout_seconds=recipe.canary.look_seconds)
     return Seat(registry, ServiceFolder(home, release.name), "canary on live traffic", promoter)
-
-
-def in_words(status: StandingStatus) -> str:
-    """Where a canary stands, in one line."""
-    way = "in the shadow" if status.shadow else f"share {status.share:g}"
-    sessions = " and ".join(f"{count} of the {arm}'s sessions" for arm, count in status.sessions.items())
-    where = status.ending or f"stage {status.stage + 1} of {status.stages}, {way}"
-    return f"release {status.candidate} against {status.champion}: {where}; {sessions}; {status.why}"

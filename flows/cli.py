@@ -1,7 +1,7 @@
 """The `ratchet` command.
 
 run | up | serve | gateway | audit verify, show, stats | status | report | show | ablate credit | drift status
-problems check, make, import-verifiers | starter build
+problems check, make, import-verifiers | starter build | canary start, status, stop, approve, reject
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
-from flows.commands import audit, drift, gateway
+from flows.commands import audit, canary, drift, gateway
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -45,6 +45,7 @@ app.add_typer(ablate_app, name="ablate")
 app.add_typer(gateway.app)
 app.add_typer(audit.app, name="audit")
 app.add_typer(drift.app, name="drift")
+app.add_typer(canary.app, name="canary")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")

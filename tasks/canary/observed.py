@@ -6,6 +6,7 @@ audit rows -> rows of a session -> ended? -> LiveSession, in the order of their 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, get_args
@@ -16,10 +17,12 @@ from data_contracts.records import Horizon, Status
 from tasks.canary.sessions import Arm, LiveSession
 
 Row = dict[str, Any]
-_COLUMNS = [
+COLUMNS = (
     "kind", "ts", "session", "release", "stage", "digest", "status", "shadow", "prompt_tokens", "completion_tokens",
     "call_errors", "latency", "outcome", "metadata",
-]  # fmt: skip
+)  # fmt: skip
+"""Those of the audit log that are read here."""
+
 _OK = "ok"
 _OF_CLIENT: dict[str, Status] = {"context_length_exceeded": "out_of_tokens"}
 """Statuses of a turn that is not answered, through nobody's failure. Any other but `ok` is the release's."""
@@ -63,7 +66,7 @@ def observe(audit: pd.DataFrame, pair: Pair, *, since: datetime, now: datetime, 
 def _rows(audit: pd.DataFrame, pair: Pair) -> list[Row]:
     """What concerns the two releases, oldest first."""
     chosen = audit[audit["release"].isin(pair)]
-    rows = chosen.reindex(columns=_COLUMNS).astype(object).to_dict("records")
+    rows = chosen[[*COLUMNS]].astype(object).to_dict("records")
     return [{str(key): value for key, value in row.items()} | {"shadow": row["shadow"] is True} for row in rows]
 
 
@@ -116,11 +119,11 @@ def _total(values: Iterable[object]) -> float:
     return sum((_number(value) or 0.0 for value in values), 0.0)
 
 
-def _number(value: object, least: float = float("-inf")) -> float | None:
+def _number(value: object, least: float = -sys.float_info.max) -> float | None:
     """A finite number as a client or the log gave it; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or pd.isna(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if least <= value < float("inf") else None
+    return float(value) if least <= value <= sys.float_info.max else None
 
 
 def _text(value: object) -> str | None:

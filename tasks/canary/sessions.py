@@ -60,8 +60,8 @@ _FIGURES: dict[str, Callable[[LiveSession], float | bool | None]] = {
 OF_SERVED: frozenset[str] = frozenset(_FIGURES)
 """Metrics that only a session which was served has."""
 
-_LENGTHS: frozenset[str] = frozenset({"tokens", "turns"})
-"""How long a shadow's session becomes is the champion's doing."""
+_OF_WHOLE: frozenset[str] = frozenset({"tokens", "turns", "latency", "latency_p95"})
+"""Not of a shadow's: how long its session becomes is the champion's doing, and it reads each prompt without a cache."""
 
 
 def metric_value(session: LiveSession, metric: str) -> float | None:
@@ -79,7 +79,7 @@ def metric_value(session: LiveSession, metric: str) -> float | None:
         return _success(session, lost)
     if lost or not session.turns:
         return None
-    if metric not in _FIGURES or (session.shadow and metric in _LENGTHS):
+    if metric not in _FIGURES or (session.shadow and metric in _OF_WHOLE):
         return None
     value = _FIGURES[metric](session)
     return None if value is None else float(value)

@@ -20,7 +20,7 @@ from models.trial import Serving, Trial
 from tasks.canary.audit import read_audit
 from tasks.canary.config import CanaryConfig
 from tasks.canary.decision import Circumstances, Decision, canary_decision
-from tasks.canary.observed import Observed, Pair, observe
+from tasks.canary.observed import COLUMNS, Observed, Pair, observe
 from tasks.canary.standing_status import Ending, StandingStatus, all_statuses, answer_to, write_status
 from tasks.paths import ServiceFolder
 
@@ -78,13 +78,18 @@ def look(seat: Seat, status: StandingStatus, config: CanaryConfig) -> StandingSt
     if trial is not None and trial.id == status.id:
         status = _act(seat, status, trial, config)
         serving = _serving(seat.registry)
-    ended = _ended(seat.registry, serving, status)
-    update: dict[str, Any] = {"looked": _now().isoformat(timespec="milliseconds")}
-    if ended is not None:
-        update |= {"ending": ended[0], "why": ended[1], "waits_for": None}
-    status = status.model_copy(update=update)
+    status = status.model_copy(update={"looked": _now().isoformat(timespec="milliseconds")})
+    status = settled(seat.registry, serving, status)
     write_status(seat.folder, status)
     return status
+
+
+def settled(registry: Registry, serving: Serving | None, status: StandingStatus) -> StandingStatus:
+    """The status with its ending, where the registry says that the canary is over, whoever ended it."""
+    ended = _ended(registry, serving, status) if status.ending is None and serving is not None else None
+    if ended is None:
+        return status
+    return status.model_copy(update={"ending": ended[0], "why": ended[1], "waits_for": None})
 
 
 def _act(seat: Seat, status: StandingStatus, trial: Trial, config: CanaryConfig) -> StandingStatus:
@@ -120,7 +125,7 @@ def _decide(seat: Seat, status: StandingStatus, trial: Trial, config: CanaryConf
     days = [(since + timedelta(days=day)).date().isoformat() for day in range((now.date() - since.date()).days + 1)]
     pair = Pair(f"release-{trial.champion}", f"release-{trial.candidate}")
     idle = timedelta(seconds=config.idle_seconds)
-    seen = observe(read_audit(seat.folder.audit, days), pair, since=since, now=now, idle=idle)
+    seen = observe(read_audit(seat.folder.audit, days, columns=COLUMNS), pair, since=since, now=now, idle=idle)
     answer = answer_to(seat.folder, status.id)
     heard = max(seen.last or since, datetime.fromisoformat(trial.since))
     given = Circumstances(

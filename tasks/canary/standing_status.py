@@ -61,6 +61,13 @@ class StandingStatus(Record):
             }
         )
 
+    def in_words(self) -> str:
+        """Where the canary stands, in one line."""
+        way = "in the shadow" if self.shadow else f"share {self.share:g}"
+        where = self.ending or f"stage {self.stage + 1} of {self.stages}, {way}"
+        sessions = ", ".join(f"{self.sessions.get(arm, 0)} sessions of the {arm}" for arm in ARMS)
+        return f"release {self.candidate} against {self.champion}: {where}; {sessions}; {self.why}"
+
     def gate(self) -> Gate:
         """The whole canary as one gate: promoted is PASS, rolled back is FAIL, anything else is INCONCLUSIVE."""
         evidence: dict[str, float | int | str | bool | None] = {

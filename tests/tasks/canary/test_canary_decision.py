@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from data_contracts.gates import Verdict
 from tasks.canary.config import HELDOUT_METRICS, CanaryConfig, Metric, Stage
 from tasks.canary.decision import Circumstances, canary_decision
+from tasks.canary.evidence import compare_all
 from tasks.canary.sessions import LiveSession, metric_value
 
 CONFIG = CanaryConfig()
@@ -153,6 +154,76 @@ def test_metric_values_by_hand() -> None:
     values = {name: metric_value(session, name) for name in ("success", "errors", "tool_errors", "latency", "tokens")}
     assert values == {"success": 1.0, "errors": 0.0, "tool_errors": 3.0, "latency": 1.5, "tokens": 44.0}
     assert metric_value(session, "nonsense") is None
+
+
+LIVE = CanaryConfig(
+    traffic="live",
+    stages=(Stage(shadow=True, sessions=20), Stage(share=0.5, sessions=20, bake_seconds=60), Stage(bake_seconds=60)),
+    metrics=HELDOUT_METRICS[:2],
+    approval="before_promotion",
+)
+
+
+def test_a_shadow_stage_ends_with_its_copies_and_an_unanswering_champion_does_not_block_it() -> None:
+    copies = sessions("candidate", 0, 20, outcome=None, shadow=True)
+    served = canary_decision(sessions("champion", 10, 10), LIVE)
+    assert (served.action, served.share, served.stage, served.waits_for) == ("continue", 0.0, 0, "sessions")
+    done = canary_decision(sessions("champion", 10, 10) + copies, LIVE)
+    assert (done.action, done.share, done.stage) == ("continue", 0.5, 1)
+    dead = sessions("champion", 0, 20, status="engine_error", outcome=None, turns=0)
+    assert canary_decision(dead, LIVE).stage == 1
+
+
+def test_everything_is_given_only_on_evidence_and_baked_and_approved_before_the_alias_moves() -> None:
+    def at(evidence: list[LiveSession], stage: int, **given: Any) -> tuple[str, str | None, int]:
+        decision = canary_decision(evidence, LIVE, Circumstances(stage=stage, **given))
+        return decision.action, decision.waits_for, decision.stage
+
+    equal, better = (both(*figures, stage=1) for figures in (((50, 50), (50, 50)), ((35, 65), (90, 10))))
+    assert at(equal, 1) == ("continue", "evidence", 1)
+    assert at(better, 1, seconds=59.0) == ("continue", "bake", 1)
+    assert at(better, 1, seconds=60.0) == ("continue", None, 2)
+    whole = better + sessions("candidate", 20, 0, stage=2)
+    assert at(whole, 2, seconds=59.0) == ("continue", "bake", 2)
+    assert at(whole, 2, seconds=61.0) == ("continue", "approval", 2)
+    assert at(whole, 2, seconds=61.0, approved=True) == ("promote", None, 2)
+    assert at(whole, 2, seconds=1.0, approved=False)[0] == "rollback"
+    assert at(whole, 2, approved=True, stopped=True) == ("hold", "traffic", 2)
+    broken = sessions("candidate", 0, 80, stage=2, status="engine_error", outcome=None, turns=0)
+    assert at(whole + broken, 2, approved=True)[0] == "rollback", "armed after the last share too"
+
+
+def test_a_guard_holds_without_data_and_rolls_back_on_a_failure_but_need_not_pass() -> None:
+    def decided(evidence: list[LiveSession], name: str) -> str:
+        guard = Metric(name=name, better="lower", criticality="guards", margin=0.1, scale=1.0)
+        config = CanaryConfig.model_construct(**dict(CONFIG) | {"metrics": (*HELDOUT_METRICS[:2], guard)})
+        return canary_decision(evidence, config, Circumstances(exhausted=True)).action
+
+    fine = both((35, 65), (90, 10)) + both((10, 20), (25, 5), stage=1)
+    told = [session.model_copy(update={"refused": n % 5 == 0}) for n, session in enumerate(fine)]
+    refuses = [session.model_copy(update={"refused": session.arm == "candidate"}) for session in fine]
+    assert (decided(told, "refusals"), decided(fine, "refusals")) == ("promote", "hold")
+    assert decided(refuses, "refusals") == "rollback"
+    assert decided(told, "refusal") == "hold", "a misspelt name has no data"
+
+
+def test_a_slow_tail_is_seen_where_the_mean_is_not_worse() -> None:
+    def paced(arm: str, slow: int) -> list[LiveSession]:
+        paces = [2.0 + 0.01 * (n % 7) if n % 10 >= slow else 4.0 for n in range(400)]
+        return [s.model_copy(update={"latency": p}) for s, p in zip(sessions(arm, 400, 0), paces, strict=True)]
+
+    config = CanaryConfig(
+        metrics=(
+            HELDOUT_METRICS[0],
+            Metric(name="latency", better="lower", margin=0.5, relative=True),
+            Metric(name="latency_p95", better="lower", margin=0.1, scale=1.0),
+        )
+    )
+    found = compare_all(paced("champion", 0) + paced("candidate", 3), config)
+    assert found["latency"].verdict is not Verdict.FAIL
+    assert found["latency_p95"].verdict is Verdict.FAIL and found["latency_p95"].n_champion == 300
+    few = compare_all(paced("champion", 0)[:99] + paced("candidate", 3), config)
+    assert few["latency_p95"].verdict is Verdict.INCONCLUSIVE and few["latency_p95"].lower is None
 
 
 @pytest.mark.parametrize(
