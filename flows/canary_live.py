@@ -16,6 +16,7 @@ from flows import progress
 from flows.asking import Asking
 from flows.recipe import Recipe
 from flows.stage import LiveTable, gate_rows
+from models.mlflow_client import tracking_uri
 from models.registry import Registry
 from tasks.canary.standing import Seat, begin, watch
 from tasks.canary.standing_status import StandingStatus
@@ -51,7 +52,7 @@ def seat_of(home: Path, recipe: Recipe) -> Seat:
     """The registry and the service's folder of a recipe's agent."""
     release = recipe.release
     registry = Registry(
-        f"sqlite:///{home / 'mlflow.db'}",
+        tracking_uri(home),
         home / "mlartifacts",
         release.name,
         home=home,

@@ -87,9 +87,9 @@ def _held(run: RunFolder) -> bool:
     lock = run.root / "lock"
     if not lock.exists():
         return False
-    with lock.open("a") as handle:
+    with lock.open() as handle:  # the exporter may only read
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

@@ -1,6 +1,6 @@
 """`ratchet serve`: a recipe's vLLM servers, until Ctrl-C, for runs that name them in rollout.vllm.endpoints.
 
-recipe -> vLLM servers over its base model -> their addresses, as a line for a recipe
+recipe -> vLLM servers over its base model, kept up -> their addresses, as a line for a recipe
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from rich.console import Console
 
 from data_contracts.errors import UserError
 from flows.recipe import Recipe
-from flows.services import port_or_free, stay, stop_asked
+from flows.services import port_or_free, stop_asked
 from models.policy import model_fault
-from tasks.rollout.vllm_server import require_vllm, vllm_servers, wait_up
+from tasks.keeper import Keeper, Patience
+from tasks.rollout.vllm_server import require_vllm, vllm_plans
 
 
 def serve_recipe(recipe: Recipe, home: Path, first_port: int) -> None:
-    """Start the servers and wait for Ctrl-C or SIGTERM, or for one of them to end."""
+    """Keep the servers up until Ctrl-C or SIGTERM; raises ServiceLost when one ends too often.
+
+    A server that was started again is empty of adapters: runs that used it go on with the others.
+    """
     config = recipe.rollout.vllm
     if config.endpoints:
         raise UserError("rollout.vllm.endpoints names servers that run already: leave it out to have servers started.")
@@ -27,14 +31,13 @@ def serve_recipe(recipe: Recipe, home: Path, first_port: int) -> None:
     require_vllm(config)
     for number in range(config.servers if first_port else 0):
         port_or_free(first_port + number, f"vLLM server {number}")
-    stop, console = stop_asked(), Console()
-    with vllm_servers(config, recipe.policy.base, home / "logs", first_port) as services:
-        console.print(f"starting {config.servers} vLLM server(s); their logs are in {home / 'logs'}", highlight=False)
-        endpoints = wait_up(services, config.start_seconds, stop)
-        if stop.is_set():
-            return
-        console.print("up; for a recipe, under [rollout.vllm]:", highlight=False)
-        urls = json.dumps([endpoint.url for endpoint in endpoints])
-        console.print(f"endpoints = {urls}", highlight=False, markup=False, soft_wrap=True)
-        console.print("Ctrl-C stops them", highlight=False)
-        stay(stop, services)
+    stop, console = stop_asked(), Console(highlight=False, markup=False, soft_wrap=True)
+    with Keeper(console.print, Patience(start=config.start_seconds)) as keeper:
+        console.print(f"starting {config.servers} vLLM server(s); their logs are in {home / 'logs'}")
+        for plan in vllm_plans(config, recipe.policy.base, home / "logs", first_port):
+            keeper.keep(plan)
+        if keeper.wait_up(stop):
+            console.print("up; for a recipe, under [rollout.vllm]:")
+            console.print(f"endpoints = {json.dumps([kept.plan.url for kept in keeper.kept])}")
+            console.print("Ctrl-C stops them")
+            keeper.stay(stop)

@@ -9,6 +9,7 @@ have to be in the environment first.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -17,16 +18,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from data_contracts.errors import UserError
 from models.mlflow_client import QUIET
-from tasks import supervision
-from tasks.supervision import HOST, Service, answers, free_port, log_end
+from tasks._supervisor import GRACE_SECONDS
+from tasks.keeper import LOOK_SECONDS, Keeper, Patience
+from tasks.supervision import HOST, Plan, answers, free_port
 
-START_SECONDS = 180.0
-HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
+HEALTH = {"prefect": "/api/health", "mlflow": "/health", "gateway": "/health"}
 """Where a service answers once it is up."""
 
 NO_TELEMETRY = {
@@ -46,6 +48,7 @@ CLIENT = {
     "TQDM_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # flows/automations.py: a run that sends none any more has crashed
 }
 
 UNSCHEDULED = {
@@ -78,84 +81,106 @@ def prefect_api(home: Path, meanwhile: Callable[[], None] = lambda: None) -> Ite
     """
     os.environ.update(environment(home))
     with ExitStack() as stack:
-        url = running(home).get("prefect")
-        if url is not None:
-            os.environ["PREFECT_API_URL"] = f"{url}/api"
-            meanwhile()
-        else:
-            port = free_port()
-            url = f"http://{HOST}:{port}"
-            os.environ["PREFECT_API_URL"] = f"{url}/api"
-            stack.enter_context(prefect_server(home, UNSCHEDULED, port, meanwhile))
+        url, keeper = running(home).get("prefect"), None
+        if url is None:
+            keeper = stack.enter_context(Keeper(tell, Patience(ends=1)))
+            url = keeper.keep(prefect_plan(home, free_port(), UNSCHEDULED)).plan.url
+        os.environ["PREFECT_API_URL"] = f"{url}/api"
+        meanwhile()
+        if keeper is not None:
+            keeper.wait_up(threading.Event())
         yield url
 
 
-@contextmanager
-def prefect_server(
-    home: Path, settings: Mapping[str, str], port: int = 0, meanwhile: Callable[[], None] = lambda: None
-) -> Iterator[Service]:
-    """A Prefect server with its database in `home`, up and healthy; `meanwhile` is called while it comes up."""
-    port = port or free_port()
+def prefect_plan(home: Path, port: int, settings: Mapping[str, str]) -> Plan:
+    """A Prefect server with its database in `home`."""
     url = f"http://{HOST}:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
     extra = {**settings, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"}
-    with supervised("prefect", url, command, home, extra) as service:
-        meanwhile()
-        wait_healthy(service)
-        yield service
+    return plan_of("prefect", url, command, home, extra)
 
 
-@contextmanager
-def mlflow_server(home: Path, port: int = 0) -> Iterator[Service]:
-    """An MLflow server over the run's database and artifacts; `wait_healthy` waits for it."""
-    port = port or free_port()
-    url = f"http://{HOST}:{port}"
+def mlflow_plan(home: Path, port: int) -> Plan:
+    """An MLflow server over the home's database and artifacts."""
     store, artifacts = f"sqlite:///{home.resolve() / 'mlflow.db'}", home.resolve() / "mlartifacts"
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", store, "--artifacts-destination", artifacts.as_uri()]
     # its job runner, for evaluations started from the UI, would be seven more processes
-    with supervised("mlflow", url, command, home, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}) as service:
-        yield service
+    extra = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    return plan_of("mlflow", f"http://{HOST}:{port}", command, home, extra)
 
 
-def supervised(
-    name: str, url: str, command: list[str], home: Path, extra: Mapping[str, str]
-) -> AbstractContextManager[Service]:
-    """`command` in the environment of a home, under a supervisor that ends it when this process is gone."""
-    return supervision.supervised(name, url, command, home.resolve() / "logs", {**environment(home), **extra})
+def gateway_plan(home: Path, recipe: Path, port: int) -> Plan:
+    """The standing gateway of a recipe's agent; it answers once there is a champion."""
+    command = [sys.executable, "-m", "flows.gateway", str(home.resolve()), str(recipe.resolve()), str(port)]
+    return plan_of("gateway", f"http://{HOST}:{port}", command, home, {})
 
 
-def wait_healthy(service: Service) -> None:
-    """Wait until the service answers; raises RuntimeError with the end of its log when it ends or takes too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while not answers(service.url + HEALTH[service.name]):
-        if not service.alive or time.monotonic() > deadline:
-            happened = "did not start" if service.alive else f"ended with exit code {service.process.returncode}"
-            raise RuntimeError(f"the {service.name} server {happened}; {log_end(service.log)}")
-        time.sleep(0.1)
+def deployments_plan(home: Path, recipe: Path, prefect: Plan) -> Plan:
+    """The process that runs what the Prefect server schedules; it listens nowhere."""
+    command = [sys.executable, "-m", "flows.serving", str(home.resolve()), str(recipe.resolve())]
+    extra = {"PREFECT_API_URL": f"{prefect.url}/api", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
+    return plan_of("deployments", "", command, home, extra)
+
+
+def plan_of(name: str, url: str, command: list[str], home: Path, extra: Mapping[str, str]) -> Plan:
+    """`command` in the environment of a home."""
+    variables = {**environment(home), **extra}
+    return Plan(name, url, command, home.resolve() / "logs", variables, HEALTH.get(name, ""))
+
+
+def tell(line: str) -> None:
+    """What a service does is said beside what the command prints."""
+    print(line, file=sys.stderr)
 
 
 def running(home: Path) -> dict[str, str]:
-    """Addresses of the services that `ratchet up` runs for this home, by name; those that answer."""
+    """Addresses of the services that `ratchet up` keeps for this home, by name; those that answer."""
+    return {name: url for name, url in _addresses(home).items() if answers(url + HEALTH[name])}
+
+
+def _addresses(home: Path) -> dict[str, str]:
     file = home / "services.json"
-    if not file.is_file():
-        return {}
-    addresses: dict[str, str] = json.loads(file.read_text())["addresses"]
-    return {name: url for name, url in addresses.items() if answers(url + HEALTH[name])}
+    found: dict[str, str] = json.loads(file.read_text())["addresses"] if file.is_file() else {}
+    return found
 
 
 @contextmanager
-def announced(home: Path, services: list[Service]) -> Iterator[None]:
-    """Tell other commands of this home where the services are, for as long as they run."""
+def announced(home: Path, plans: Sequence[Plan]) -> Iterator[None]:
+    """Tell other commands of this home where the services are, for as long as they are kept up."""
+    from data_contracts.store import write_json
+
     file = home / "services.json"
-    temporary = file.with_suffix(".tmp")
-    state = {"pid": os.getpid(), "addresses": {service.name: service.url for service in services}}
-    temporary.write_text(json.dumps(state))
-    os.replace(temporary, file)
+    write_json(file, {"pid": os.getpid(), "addresses": {plan.name: plan.url for plan in plans if plan.url}})
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
+
+
+@contextmanager
+def sole_keeper(home: Path) -> Iterator[bool]:
+    """Whether this process is the one that keeps the services of a home up; the system frees it when that dies."""
+    with (home / "services.lock").open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def let_go(home: Path, seconds: float = 3 * GRACE_SECONDS) -> None:
+    """Wait for what a killed keeper of this home has left to be gone: its services end by themselves."""
+    deadline = time.monotonic() + seconds
+    while any(map(_listens, _addresses(home).values())) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
+def _listens(url: str) -> bool:
+    address = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((address.hostname or HOST, address.port or 80)) == 0
 
 
 def stop_asked() -> threading.Event:
@@ -164,14 +189,6 @@ def stop_asked() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop
-
-
-def stay(stop: threading.Event, services: Sequence[Service]) -> None:
-    """Wait for `stop`; raises RuntimeError with the end of its log when a service ends by itself."""
-    while not stop.wait(1.0):
-        ended = next((service for service in services if not service.alive), None)
-        if ended is not None:
-            raise RuntimeError(f"{ended.name} ended by itself; {log_end(ended.log)}")
 
 
 def port_or_free(port: int, what: str) -> int:

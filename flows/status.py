@@ -6,6 +6,7 @@ home -> champions (alias in MLflow), run.json files, services.json
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from flows.runs import all_runs
 from flows.services import running
+from models.mlflow_client import tracking_uri
 
 
 def status_of(home: Path) -> dict[str, Any]:
@@ -53,12 +55,11 @@ def agents_of(home: Path) -> list[str]:
 
 
 def _champion(home: Path, name: str) -> dict[str, Any] | None:
-    database = home / "mlflow.db"
-    if not database.exists():
+    if not (home / "mlflow.db").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
         return None
     from models.registry import Registry
 
-    release = Registry(f"sqlite:///{database}", home / "mlartifacts", name, home=home).champion()
+    release = Registry(tracking_uri(home), home / "mlartifacts", name, home=home).champion()
     return None if release is None else release.summary() | {"run": release.manifest.run_id}
 
 

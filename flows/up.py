@@ -1,49 +1,74 @@
-"""`ratchet up`: Prefect, MLflow and the deployments, until Ctrl-C.
+"""`ratchet up`: Prefect, MLflow, the gateway and the deployments, kept up until Ctrl-C.
 
-Prefect server + MLflow server + a process that serves post_train (form, event) and drift (schedule)
+Prefect server + MLflow server + gateway + a process that serves the deployments -> their addresses
+
+One that ends by itself is started again at its address; one that ends too often ends all.
 """
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
+from data_contracts.errors import UserError
+from flows.recipe import load_recipe
 from flows.services import (
     announced,
-    mlflow_server,
+    deployments_plan,
+    gateway_plan,
+    let_go,
+    mlflow_plan,
     port_or_free,
-    prefect_server,
+    prefect_plan,
     running,
-    stay,
+    sole_keeper,
     stop_asked,
-    supervised,
-    wait_healthy,
 )
+from tasks.keeper import Keeper, ServiceLost
 
 
-def stay_up(home: Path, recipe: Path, prefect_port: int, mlflow_port: int) -> None:
-    """Start the services and wait for Ctrl-C or SIGTERM, or for one of them to end."""
+class Ports(NamedTuple):
+    """Where the services listen; 0 takes any free port."""
+
+    prefect: int = 4200
+    mlflow: int = 5000
+    gateway: int = 8080
+
+
+def stay_up(home: Path, recipe: Path, ports: Ports) -> None:
+    """Keep the services of a home up until Ctrl-C or SIGTERM; a service that can not be kept up is a UserError."""
     home.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    if running(home).get("prefect"):
-        console.print(f"already up for {home}: {running(home)}", highlight=False)
-        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    with sole_keeper(home) as sole:
+        if not sole:
+            console.print(f"already up for {home}: {running(home)}")
+            return
+        let_go(home)
+        try:
+            _keep(home, recipe, ports, console)
+        except ServiceLost as lost:
+            raise UserError(f"{lost}\nratchet: mend that, and give `ratchet up` again: it goes on.") from lost
+
+
+def _keep(home: Path, recipe: Path, ports: Ports, console: Console) -> None:
+    prefect = prefect_plan(home, port_or_free(ports.prefect, "the Prefect UI"), {})
+    mlflow = mlflow_plan(home, port_or_free(ports.mlflow, "the MLflow UI"))
+    gateway = gateway_plan(home, recipe, port_or_free(ports.gateway, "the gateway"))
     stop = stop_asked()
-    with ExitStack() as stack:
-        ports = port_or_free(prefect_port, "the Prefect UI"), port_or_free(mlflow_port, "the MLflow UI")
-        console.print("starting ...", highlight=False)
-        mlflow = stack.enter_context(mlflow_server(home, ports[1]))
-        prefect = stack.enter_context(prefect_server(home, {}, ports[0]))
-        wait_healthy(mlflow)
-        console.print(f"Prefect  {prefect.url}   flow runs, artifacts, the recipe as a form", highlight=False)
-        console.print(f"MLflow   {mlflow.url}   metrics, traces, releases", highlight=False)
-        command = [sys.executable, "-m", "flows.serving", str(home.resolve()), str(recipe.resolve())]
-        api = {"PREFECT_API_URL": f"{prefect.url}/api", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
-        serving = stack.enter_context(supervised("deployments", "", command, home, api))
-        services = [prefect, mlflow]
-        stack.enter_context(announced(home, services))
-        console.print("Ctrl-C stops all of it", highlight=False)
-        stay(stop, [*services, serving])
+    with Keeper(console.print) as keeper:
+        console.print(f"starting; logs are in {home / 'logs'}")
+        keeper.keep(mlflow)
+        keeper.keep(prefect)
+        if not keeper.wait_up(stop):
+            return
+        keeper.keep(deployments_plan(home, recipe, prefect))
+        keeper.keep(gateway, waits=True)
+        with announced(home, [prefect, mlflow, gateway]):
+            agent = load_recipe(recipe).release.name
+            console.print(f"Prefect  {prefect.url}   flow runs, artifacts, deployments and their forms")
+            console.print(f"MLflow   {mlflow.url}   metrics, traces, releases")
+            console.print(f"gateway  {gateway.url}/v1   speaks OpenAI's protocol, once {agent} has a champion")
+            console.print("Ctrl-C stops all of it")
+            keeper.stay(stop)

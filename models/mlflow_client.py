@@ -8,6 +8,7 @@ Importing mlflow costs seconds, so it happens inside `connect`, not when this mo
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,11 @@ def file_lock(path: Path) -> Iterator[None]:
     with path.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def tracking_uri(home: Path) -> str:
+    """Where the releases of a home are registered: MLFLOW_TRACKING_URI, where there is a server for many machines."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.resolve() / 'mlflow.db'}"
 
 
 def connect(tracking_uri: str) -> MlflowClient:

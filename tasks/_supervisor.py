@@ -22,19 +22,20 @@ GRACE_SECONDS = 5.0
 
 
 def main(command: list[str]) -> int:
-    """Run `command` until it ends or stdin closes; returns its exit code."""
+    """Run `command` until it ends or stdin closes; returns its exit code, as shells do: 137 after SIGKILL."""
     # A Ctrl-C in the terminal reaches the whole foreground group: the parent decides, not the key.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = os.getpid()
+    # a group of its own to end, in this session, by which it is found should this process be killed
     service = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: _die_with(supervisor)
+        command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=lambda: _die_with(supervisor)
     )
     try:
         while service.poll() is None and not _closed(sys.stdin.fileno()):
             pass
     finally:
         _end(service)
-    return service.returncode
+    return service.returncode if service.returncode >= 0 else 128 - service.returncode
 
 
 def _die_with(supervisor: int) -> None:

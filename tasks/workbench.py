@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_contracts.errors import UserError
 from data_contracts.records import Sampling, policy_name
+from models.mlflow_client import tracking_uri
 from models.policy import Base, LoraSpec, init_adapter, init_whole, load_base, publish_folder
 from models.release import Release
 from tasks.paths import RunFolder

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from data_contracts.errors import UserError
 from tasks.rollout.engine import EngineError
 from tasks.rollout.vllm_config import VllmConfig
-from tasks.supervision import HOST, Service, answers, free_port, log_end, supervised
+from tasks.supervision import HOST, Plan, Service, free_port, log_end, supervised
 
 MODULE = "vllm.entrypoints.openai.api_server"
 QUIET = {
@@ -62,15 +62,20 @@ def vllm_servers(config: VllmConfig, base: str, logs: Path, first_port: int = 0)
 
     Server i writes to `<logs>/vllm-<i>.log` and listens on `first_port` + i, or on any free port of loopback.
     """
-    require_vllm(config)
     with ExitStack() as stack:
-        services = []
-        for number in range(config.servers):
-            port = first_port + number if first_port else free_port()
-            command = [sys.executable, "-m", MODULE, *arguments(config, base, port)]
-            url, variables = f"http://{HOST}:{port}", environment(config, number)
-            services.append(stack.enter_context(supervised(f"vllm-{number}", url, command, logs.resolve(), variables)))
-        yield services
+        yield [stack.enter_context(supervised(plan)) for plan in vllm_plans(config, base, logs, first_port)]
+
+
+def vllm_plans(config: VllmConfig, base: str, logs: Path, first_port: int = 0) -> list[Plan]:
+    """How the servers of a recipe are started, as `vllm_servers` does."""
+    require_vllm(config)
+    plans = []
+    for number in range(config.servers):
+        port = first_port + number if first_port else free_port()
+        command = [sys.executable, "-m", MODULE, *arguments(config, base, port)]
+        url, variables = f"http://{HOST}:{port}", environment(config, number)
+        plans.append(Plan(f"vllm-{number}", url, command, logs.resolve(), variables))
+    return plans
 
 
 class Servers:
@@ -101,13 +106,13 @@ def wait_up(services: list[Service], seconds: float, stop: threading.Event | Non
     """
     deadline, stop = time.monotonic() + seconds, stop or threading.Event()
     for service in services:
-        while not stop.is_set() and not answers(f"{service.url}/health"):
+        while not stop.is_set() and not service.plan.up():
             if not service.alive or time.monotonic() > deadline:
                 code = service.process.returncode
                 happened = f"was not up after {seconds:g} s" if service.alive else f"ended with exit code {code}"
-                raise EngineError(f"the server {service.name} {happened}; {log_end(service.log)}")
+                raise EngineError(f"the server {service.plan.name} {happened}; {log_end(service.plan.log)}")
             stop.wait(0.2)
-    return [Endpoint(service.url, service.log) for service in services]
+    return [Endpoint(service.plan.url, service.plan.log) for service in services]
 
 
 def arguments(config: VllmConfig, base: str, port: int) -> list[str]:

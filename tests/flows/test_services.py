@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import sys
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from flows import services
-from flows.services import environment, free_port, port_or_free, supervised, wait_healthy
+from flows.services import environment, free_port, let_go, port_or_free, sole_keeper
 
 
-def test_a_service_that_ends_at_once_is_said_with_its_log(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "print('no such table'); raise SystemExit(3)"]
-    url = f"http://127.0.0.1:{free_port()}"
-    with supervised("mlflow", url, command, tmp_path, {}) as service, pytest.raises(RuntimeError) as caught:
-        wait_healthy(service)
-    assert "exit code 3" in str(caught.value)
-    assert "no such table" in str(caught.value)
+def test_one_process_keeps_the_services_of_a_home(tmp_path: Path) -> None:
+    with sole_keeper(tmp_path) as first, sole_keeper(tmp_path) as second:
+        assert first and not second
+    with sole_keeper(tmp_path) as again:
+        assert again
+
+
+def test_services_of_a_killed_keeper_are_waited_for(tmp_path: Path) -> None:
+    with socket.socket() as old:
+        old.bind(("127.0.0.1", 0))
+        old.listen()
+        (tmp_path / "services.json").write_text(
+            f'{{"addresses": {{"prefect": "http://127.0.0.1:{old.getsockname()[1]}"}}}}'
+        )
+        threading.Timer(1.0, old.close).start()
+        started = time.monotonic()
+        let_go(tmp_path)
+    assert 1.0 <= time.monotonic() - started < 10.0
 
 
 def test_services_that_do_not_answer_are_not_running(tmp_path: Path) -> None:
@@ -27,8 +40,6 @@ def test_services_that_do_not_answer_are_not_running(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_the_users_to_mend() -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

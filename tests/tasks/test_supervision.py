@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.supervision import SUPERVISOR, log_end, supervised
+from tasks.supervision import SUPERVISOR, Plan, log_end, supervised
 
 FAMILY = (
     "import os, subprocess, time; child = subprocess.Popen(['sleep', '300'])\n"
@@ -76,9 +76,9 @@ def test_kill_9_of_the_supervisor_ends_the_service() -> None:
 
 
 def test_leaving_the_context_ends_the_service_and_keeps_its_log(tmp_path: Path) -> None:
-    with supervised("family", "", [sys.executable, "-c", FAMILY], tmp_path / "logs", {}) as service:
-        assert eventually(lambda: len(service.log.read_text().split()) == 2)
-        pids = [int(word) for word in service.log.read_text().split()]
+    with supervised(Plan("family", "", [sys.executable, "-c", FAMILY], tmp_path / "logs")) as service:
+        assert eventually(lambda: len(service.plan.log.read_text().split()) == 2)
+        pids = [int(word) for word in service.plan.log.read_text().split()]
         assert service.alive
     assert all(gone(pid) for pid in pids)
 

@@ -25,7 +25,7 @@ from tasks.rollout._vllm_wire import (
 from tasks.rollout.engine import EngineError, Pressure, SampleRequest
 from tasks.rollout.vllm_config import VllmConfig
 from tasks.rollout.vllm_server import arguments, check_vllm, environment, wait_up
-from tasks.supervision import supervised
+from tasks.supervision import Plan, supervised
 
 
 def payload(**changes: Any) -> dict[str, Any]:
@@ -202,13 +202,13 @@ def test_a_missing_package_and_a_rank_too_high_are_the_users_to_mend(monkeypatch
 def test_a_server_that_does_not_come_up_is_explained_by_the_end_of_its_log(tmp_path: Path) -> None:
     broken = [sys.executable, "-S", "-c", "print('no such model'); raise SystemExit(3)"]
     with (
-        supervised("vllm-0", "http://127.0.0.1:9", broken, tmp_path, {}) as service,
+        supervised(Plan("vllm-0", "http://127.0.0.1:9", broken, tmp_path)) as service,
         pytest.raises(EngineError, match=r"(?s)vllm-0 ended with exit code 3; the end of .*vllm-0.log:\nno such model"),
     ):
         wait_up([service], 60)
     slow = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
     with (
-        supervised("vllm-1", "http://127.0.0.1:9", slow, tmp_path, {}) as service,
+        supervised(Plan("vllm-1", "http://127.0.0.1:9", slow, tmp_path)) as service,
         pytest.raises(EngineError, match=r"vllm-1 was not up after 0\.3 s"),
     ):
         wait_up([service], 0.3)
