@@ -15,7 +15,8 @@ from flows.branching import branch_values
 from flows.recipe import Recipe
 from flows.stage import kept_gates
 from tasks.credit.steps import NO_VALUES, Known, predicted_values
-from tasks.reward.steps import fit_reward_model
+from tasks.reward.signals import NOT_ASKED, Proxies
+from tasks.reward.steps import fit_reward_model, predicted_outcomes
 from tasks.workbench import Bench
 
 NO_ROLLOUTS = "no rollout of this run has been verified yet"
@@ -46,6 +47,18 @@ def _predicted(bench: Bench, recipe: Recipe, iteration: int) -> Known:
     here = bench.run.iteration(iteration)
     probe = bench.run.values(fitted) / "probe.joblib"
     return predicted_values(probe, here.trajectories, here.segments, bench.base.model)
+
+
+def proxies(bench: Bench, recipe: Recipe, iteration: int) -> Proxies:
+    """The reward model's word on an iteration's rollouts, where the recipe pays for it and its calibration holds."""
+    terms = recipe.reward.terms
+    if not terms.proxy.enabled or terms.proxy.source != "model":
+        return NOT_ASKED
+    fitted = iteration - iteration % recipe.credit.td_refit
+    if failed := _fitted(bench, recipe, fitted):
+        return Proxies({}, failed)
+    here = bench.run.iteration(iteration)
+    return predicted_outcomes(bench.run.values(fitted), here.trajectories, here.segments, bench.base.model)
 
 
 def fit(bench: Bench, recipe: Recipe, stop: int, folder: Path) -> list[Gate]:

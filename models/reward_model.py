@@ -109,6 +109,13 @@ def load_probe(path: Path) -> Probe:
     return Probe(**content)
 
 
+def whole_rollouts(probe: Probe, prefixes: Prefixes) -> dict[str, float | None]:
+    """The prediction at each rollout's last boundary, by trajectory id."""
+    last = {name: row for row, name in enumerate(prefixes.trajectory_ids)}  # rows are in the order of turns
+    predicted = probe.predict(prefixes.features)
+    return {name: float(predicted[row]) for name, row in last.items()}
+
+
 def side_of(problem_id: str, train_share: float, calibrate_share: float, seed: int = 0) -> Split:
     """The part a problem belongs to: by a hash of its id, so that it never changes sides."""
     digest = hashlib.sha256(f"{seed}:{problem_id}".encode()).digest()

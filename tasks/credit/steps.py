@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from data_contracts.store import read_segments, read_trajectories, write_json, write_segments
+from data_contracts.store import read_json, read_segments, read_trajectories, write_json, write_segments
 from models.reward_model import load_probe
 from tasks.credit.assign import CreditReport, assign, credit_report
 from tasks.credit.branch import BranchPlan, branch_report, plan_branches
@@ -18,6 +18,7 @@ from tasks.credit.decisions import choose_decisions, turn_entropies
 from tasks.credit.td import values_by
 from tasks.credit.values import Values
 from tasks.paths import Branches, Iteration
+from tasks.reward.signals import NO_SIGNALS, Signals
 from tasks.rollout.agent import Job
 from tasks.rollout.scheduler import StartAgent
 from tasks.training.scores import read_scores
@@ -41,16 +42,20 @@ def assign_credit(
     config: CreditConfig,
     weights: dict[str, float],
     known: Known = NO_VALUES,
+    signals: Path | None = None,
 ) -> CreditReport:
     """Write the segments of verified trajectories with their advantages to `batch`.
 
-    A method that needs values falls back to `outcome` where there are none; the report says why.
+    A method that needs values falls back to `outcome` where there are none; the report says why. `signals` is what
+    terms beside the outcome say.
     """
     rollouts = read_trajectories(trajectories)
     if config.needs_values and known.values is None:
         config = config.model_copy(update={"method": "outcome"})
-    write_segments(batch, assign(rollouts, read_segments(segments), config, weights=weights, values=known.values))
-    return credit_report(rollouts, config, weights=weights, values=known.values, note=known.why)
+    said = Signals.model_validate(read_json(signals)) if signals else NO_SIGNALS
+    tokens = read_segments(segments)
+    write_segments(batch, assign(rollouts, tokens, config, weights=weights, values=known.values, signals=said))
+    return credit_report(rollouts, config, weights=weights, values=known.values, note=known.why, signals=said)
 
 
 @task(name="values", cache_policy=NO_CACHE)
