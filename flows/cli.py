@@ -1,6 +1,7 @@
 """The `ratchet` command.
 
-run | up | serve | status | report | show | ablate credit | problems check, make, import-verifiers | starter build
+run | up | serve | status | report | show | ablate credit | reward fit, calibrate, sentinel
+problems check, make, import-verifiers | starter build
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 `problems check`
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_contracts.errors import UserError
+from flows.commands.reward import app as reward_app
 
 if TYPE_CHECKING:
     from tasks.paths import RunFolder
@@ -40,6 +42,7 @@ ablate_app = typer.Typer(help="Compare ways to do one thing, all else equal.", n
 app.add_typer(problems_app, name="problems")
 app.add_typer(starter_app, name="starter")
 app.add_typer(ablate_app, name="ablate")
+app.add_typer(reward_app, name="reward")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")

@@ -13,7 +13,7 @@ from data_contracts.records import HORIZONS, Trajectory
 from data_contracts.store import read_json, read_trajectories, write_atomic
 from flows import figures
 from flows.recipe import Recipe
-from flows.summary import learning_rows
+from flows.summary import learning_rows, sentinel_rows
 from tasks.paths import RunFolder, Sessions
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
@@ -38,7 +38,9 @@ def write_report(run: RunFolder, summary: dict[str, Any]) -> Path:
             figures.svg(figures.mismatch_curve(rows, limits)),
             figures.svg(figures.mismatch_along(rows, "position", "eighth of the sampled tokens")),
             figures.svg(figures.mismatch_along(rows, "turn", "turn")),
+            *([figures.svg(figures.reliability_curve(read_json(run.calibration)))] if run.calibration.exists() else []),
         ],
+        sentinel=sentinel_rows(run),
         sessions=_sessions(run),
         batch=_last_batch(run),
         recipe=recipe.model_dump_json(indent=1),

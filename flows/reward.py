@@ -88,7 +88,7 @@ def reward_model(run: str) -> None:
         gates = kept_gates(bench.run.gates / "calibration.json")
         if not gates:
             with clock(bench.run, "reward model"), progress.stage("reward model: fit and calibrate", 1) as tick:
-                gates = fit(bench, recipe, recipe.iterations, bench.run.reward)
+                gates = fit(bench, recipe.reward, recipe.iterations, bench.run.reward)
                 tick(note="; ".join(f"{gate.name} {gate.verdict}" for gate in gates))
             keep_gates(bench.run, "calibration", gates)
         show_table("calibration", gate_rows(gates), "Is the predicted success rate true?")

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from data_contracts.config import Config
+from models.reward_classifier import ClassifierConfig
 
 
 class TermConfig(Config):
@@ -81,6 +82,9 @@ class ProbeConfig(Config):
     """The reward model: a probe on the frozen base, and what its calibration must reach."""
 
     rollouts: int = Field(default=1000, ge=1, description="verified rollouts to fit and test the probe on, at most")
+    abstain: float = Field(
+        default=0.99, gt=0, le=1, description="share of unseen turns that count as known ground; beyond it, no value"
+    )
     c: float = Field(default=0.05, gt=0, description="inverse strength of the probe's L2 regularisation")
     train_share: float = Field(default=0.5, gt=0, lt=1, description="share of problems the probe is fitted on")
     calibrate_share: float = Field(default=0.25, gt=0, lt=1, description="share of problems to fit the calibrator on")
@@ -90,6 +94,10 @@ class ProbeConfig(Config):
     auroc_limit: float = Field(
         default=0.6, ge=0, le=1, description="least AUROC that passes; 0.5 is chance, 0 lets any pass"
     )
+    value_ece_limit: float = Field(
+        default=0.05, gt=0, le=1, description="the same, for predictions to be used as values (td) or as a proxy"
+    )
+    value_auroc_limit: float = Field(default=0.85, ge=0, le=1, description="the same, for that use")
     minimum_rollouts: int = Field(
         default=100, ge=2, description="held-out rollouts below which the gates are INCONCLUSIVE"
     )
@@ -102,13 +110,21 @@ class ProbeConfig(Config):
             raise ValueError("train_share + calibrate_share leave no problems to test on: keep their sum below 1")
         return self
 
+    def for_values(self) -> ProbeConfig:
+        """The same with the limits that predictions must keep to be paid for."""
+        return self.model_copy(update={"ece_limit": self.value_ece_limit, "auroc_limit": self.value_auroc_limit})
+
 
 class RewardConfig(Config):
     """How rollouts are verified, rewarded, and predicted."""
 
     terms: TermsConfig = Field(default=TermsConfig(), description="terms of the training reward")
     sentinel: SentinelConfig = Field(default=SentinelConfig(), description="the watch over gamed rewards")
+    model: Literal["probe", "classifier"] = Field(
+        default="probe", description="what predicts the outcome: a probe on the frozen base, or a fine-tuned classifier"
+    )
     probe: ProbeConfig = Field(default=ProbeConfig(), description="the reward model and its calibration gates")
+    classifier: ClassifierConfig = Field(default=ClassifierConfig(), description="how the classifier is fine-tuned")
     verifier_workers: int = Field(default=4, ge=1, description="rollouts verified at the same time")
     verifier_retries: int = Field(default=2, ge=0, description="tries after a failure of the sandbox itself")
 
