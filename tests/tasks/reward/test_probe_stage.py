@@ -87,11 +87,9 @@ def test_a_fine_tuned_classifier_is_fitted_calibrated_and_read_again(make_trajec
     assert (written["model"], written["all"]["auroc"] > 0.95) == ("classifier", True)
     assert (folder / "classifier" / "adapter_config.json").exists() == (weights == "lora")
     said = predicted_outcomes.fn(folder, *paths, base).values
-    won, lost = (
-        [said[r.id] for r in rollouts if r.outcome is side and said[r.id] is not None] for side in (True, False)
-    )
+    known = [r for r in rollouts if said[r.id] is not None]
+    won, lost = ([said[r.id] for r in known if r.outcome is side] for side in (True, False))
     assert min(len(won), len(lost)) > 60
     assert np.mean(won) > np.mean(lost) + 0.5
-    assert all(torch.equal(before[name], value) for name, value in base.model.state_dict().items()), (
-        "the base is frozen"
-    )
+    frozen = base.model.state_dict()
+    assert all(torch.equal(before[name], value) for name, value in frozen.items())

@@ -92,14 +92,8 @@ def test_shaping_gives_a_turn_less_where_more_was_reached_before_it(make_traject
 
 
 def test_a_term_is_switched_off_without_touching_the_others(make_trajectory):
-    group = [
-        make_trajectory(
-            rollout=i,
-            outcome=i == 0,
-            turns=(turn(0, errors=i, progress=0.0), turn(1, tokens=5 + 9 * i, progress=i / 4)),
-        )
-        for i in range(3)
-    ]
+    paths = [(turn(0, errors=i, progress=0.0), turn(1, tokens=5 + 9 * i, progress=i / 4)) for i in range(3)]
+    group = [make_trajectory(rollout=i, outcome=i == 0, turns=path) for i, path in enumerate(paths)]
     config = ALL.model_copy(update={"proxy": ProxyConfig(enabled=True, source="brevity")})
     signals = shaping_signals(group, {"p": PROBLEM}, config)
     weights = RewardConfig(terms=config).weights
