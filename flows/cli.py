@@ -1,7 +1,7 @@
 """The `ratchet` command.
 
 run | up | serve | gateway | status | report | show | release | canary | drift | audit | contracts | quarantine |
-problems | ablate | starter: the groups lie in flows/commands.
+problems | ablate | reward | starter: the groups lie in flows/commands.
 
 Imports are inside the commands, so that `ratchet --help` answers at once. Exit codes: 0 done, 1 a check
 found some unfit, 2 a mistake of the user's (one sentence on standard error), 3 a gate held the run,
@@ -28,6 +28,7 @@ from flows.commands import (
     problems,
     quarantine,
     release,
+    reward,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ app.add_typer(contracts.app, name="contracts")
 app.add_typer(drift.app, name="drift")
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(release.app, name="release")
+app.add_typer(reward.app, name="reward")
 
 Home = Annotated[Path, typer.Option("--home", help="Folder that keeps runs, releases and services' state.")]
 DEFAULT_HOME = Path("runs")

@@ -126,6 +126,23 @@ def ablation_curve(found: Sequence[ArmSuccess], horizon: str) -> Figure:
     return figure
 
 
+def reliability_curve(calibration: dict[str, Any]) -> Figure:
+    """Predicted against observed success on problems that the reward model never saw, per horizon and over all."""
+    figure, axes = _canvas("Is the predicted success rate true?", "predicted")
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=":")
+    parts = {**calibration["horizons"], "all": calibration["all"]}
+    for name, part in parts.items():
+        if part["table"]:
+            points = [(row["predicted"], row["observed"]) for row in part["table"]]
+            label = f"{name}: ECE {part['ece']:.3f}, n = {part['rollouts']}"
+            axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[name], lw=1.8, ms=4, label=label)
+    axes.set_xlim(0, 1)
+    axes.set_ylabel("observed", color=MUTED)
+    _share(axes)
+    _legend(axes)
+    return figure
+
+
 def svg(figure: Figure) -> str:
     """The figure as an <svg> element; texts stay texts."""
     import matplotlib

@@ -17,6 +17,7 @@ from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
 from models.fingerprint import digest_folder
 from models.release import Bundle, file_digest
+from models.reward_classifier import FOLDER
 from tasks.evaluation.report import by_mode
 from tasks.release.publish import Outcomes, code_revision, outcomes_by_problem
 from tasks.release.steps import bootstrap, collect, judge, publish
@@ -67,7 +68,8 @@ def _evidence(bench: Bench, gates: list[Gate]) -> list[Gate]:
 
 def _bundle(bench: Bench, recipe: Recipe, number: int, compared_with: int) -> Bundle:
     policy = bench.policy(number)
-    probe = bench.run.probe if number and bench.run.probe.exists() else None
+    fitted = bench.run.reward if (bench.run.reward / FOLDER).exists() else bench.run.probe
+    reward = fitted if number and fitted.exists() else None
     return Bundle(
         run_id=bench.run.id,
         base_path=Path(recipe.policy.base).resolve(),
@@ -75,8 +77,8 @@ def _bundle(bench: Bench, recipe: Recipe, number: int, compared_with: int) -> Bu
         policy_path=policy,
         policy_version=policy_name(number),
         policy_digest=digest_folder(policy),
-        reward_path=probe,
-        reward_digest=read_json(bench.run.calibration)["digest"] if probe else None,
+        reward_path=reward,
+        reward_digest=read_json(bench.run.calibration)["digest"] if reward else None,
         datasets={path.stem: file_digest(path) for path in (bench.run.train, bench.run.heldout)},
         contract_versions={table: load_contract(table).version for table in RECORDS},
         recipe=read_json(bench.run.recipe),

@@ -13,7 +13,7 @@ from data_contracts.records import HORIZONS, Trajectory
 from data_contracts.store import read_json, read_trajectories, write_atomic
 from flows import figures
 from flows.recipe import Recipe
-from flows.summary import failure_rows, learning_rows
+from flows.summary import failure_rows, learning_rows, sentinel_rows
 from tasks.curriculum.failures import MEANS
 from tasks.paths import RunFolder, Sessions
 
@@ -39,9 +39,11 @@ def write_report(run: RunFolder, summary: dict[str, Any]) -> Path:
             figures.svg(figures.mismatch_curve(rows, limits)),
             figures.svg(figures.mismatch_along(rows, "position", "eighth of the sampled tokens")),
             figures.svg(figures.mismatch_along(rows, "turn", "turn")),
+            *([figures.svg(figures.reliability_curve(read_json(run.calibration)))] if run.calibration.exists() else []),
         ],
         failures=failure_rows(rows),
         failure_means={kind.replace("_", " "): meaning for kind, meaning in MEANS.items()},
+        sentinel=sentinel_rows(run),
         sessions=_sessions(run),
         batch=_last_batch(run),
         expectations=[page.relative_to(run.root).as_posix() for page in sorted(run.batches.glob("*.html"))],

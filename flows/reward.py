@@ -1,19 +1,26 @@
 """What rollouts were worth: the verified outcome, the advantages it gives, and the model that predicts it.
 
-rollouts.parquet -> hidden checks -> trajectories.parquet -> credit -> batch.parquet;  all of them -> probe
+rollouts.parquet -> hidden checks -> trajectories.parquet -> signals, sentinel -> credit -> batch.parquet
+trajectories of all iterations -> reward model
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prefect import flow
 
-from data_contracts.store import write_json
+from data_contracts.gates import Gate, Verdict, require
+from data_contracts.store import read_json, write_json
 from flows import progress
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, kept_gates, show_table
-from flows.values import fit, values
+from flows.values import fit, proxies, values
 from tasks.credit.steps import assign_credit
-from tasks.reward.steps import verify_rollouts
+from tasks.paths import RunFolder
+from tasks.reward.sentinel import SentinelReport
+from tasks.reward.signals import NOT_ASKED
+from tasks.reward.steps import tell_signals, verify_rollouts, watch_rewards
 from tasks.workbench import Bench
 
 
@@ -25,7 +32,7 @@ def reward(run: str, iteration: int) -> None:
 
 
 def judge(bench: Bench, recipe: Recipe, iteration: int) -> None:
-    """Verified outcomes, then advantages, of one iteration."""
+    """Verified outcomes, what the other terms say, the sentinel's look at both, then advantages, of one iteration."""
     here = bench.run.iteration(iteration)
     if not here.trajectories.exists():
         with clock(bench.run, "reward", iteration):
@@ -35,14 +42,43 @@ def judge(bench: Bench, recipe: Recipe, iteration: int) -> None:
                 bench.run.train,
                 bench.verifier_pool,
                 recipe.reward,
-                by_turn=recipe.credit.method == "process",
+                by_turn=recipe.credit.method == "process" or recipe.reward.terms.process.enabled,
             )
+    weights = weights_at(bench.run, recipe, iteration)
+    if not here.sentinel.exists():
+        with clock(bench.run, "sentinel", iteration):
+            _watch(bench, recipe, iteration, weights)
+    if recipe.reward.sentinel.action == "hold":
+        require(*(gate for gate in sentinel_gates(here.sentinel) if gate.verdict is Verdict.FAIL))
     if not here.batch.exists():
         with clock(bench.run, "credit", iteration):
             known = values(bench, recipe, iteration)
-            weights = recipe.reward.weights
-            report = assign_credit(here.trajectories, here.segments, here.batch, recipe.credit, weights, known)
+            report = assign_credit(
+                here.trajectories, here.segments, here.batch, recipe.credit, weights, known, here.signals
+            )
             write_json(here.credit, report)
+
+
+def weights_at(run: RunFolder, recipe: Recipe, iteration: int) -> dict[str, float]:
+    """The weights that an iteration is credited by: the recipe's, less the terms that are off by then."""
+    before = run.iteration(iteration - 1).sentinel
+    off = read_json(before)["off"] if before.exists() else {}
+    return {name: weight for name, weight in recipe.reward.weights.items() if name not in off}
+
+
+def sentinel_gates(path: Path) -> list[Gate]:
+    """What the sentinel said of one iteration; nothing where it has not looked."""
+    return list(SentinelReport.model_validate(read_json(path)).gates) if path.exists() else []
+
+
+def _watch(bench: Bench, recipe: Recipe, iteration: int, weights: dict[str, float]) -> None:
+    here, before = bench.run.iteration(iteration), bench.run.iteration(iteration - 1).sentinel
+    said = proxies(bench, recipe, iteration) if "proxy" in weights else NOT_ASKED
+    tell_signals(here.trajectories, bench.run.train, here.signals, recipe.reward.terms, said)
+    report = watch_rewards(here.trajectories, bench.run.train, here.signals, weights, before, recipe.reward.sentinel)
+    write_json(here.sentinel, report)
+    for name in report.off.keys() & weights.keys():
+        progress.say(f"sentinel: reward term {name} is off from iteration {iteration + 1} on: {report.off[name]}")
 
 
 @flow(name="reward model", flow_run_name="reward model")
@@ -52,7 +88,7 @@ def reward_model(run: str) -> None:
         gates = kept_gates(bench.run.gates / "calibration.json")
         if not gates:
             with clock(bench.run, "reward model"), progress.stage("reward model: fit and calibrate", 1) as tick:
-                gates = fit(bench, recipe, recipe.iterations, bench.run.reward)
+                gates = fit(bench, recipe.reward, recipe.iterations, bench.run.reward)
                 tick(note="; ".join(f"{gate.name} {gate.verdict}" for gate in gates))
             keep_gates(bench.run, "calibration", gates)
         show_table("calibration", gate_rows(gates), "Is the predicted success rate true?")

@@ -79,8 +79,42 @@ def all_gates(run: RunFolder) -> list[Gate]:
     return [
         *(gate for stage in early for gate in of_stages[stage]),
         *_iteration_gates(run),
+        *_sentinel_gates(run),
         *(gate for stage in late for gate in of_stages[stage]),
     ]
+
+
+def sentinel_rows(run: RunFolder) -> list[dict[str, Any]]:
+    """What the sentinel saw, for a table: gates that failed, terms that went off, rollouts that are named."""
+    rows: list[dict[str, Any]] = []
+    known: set[str] = set()
+    for iteration, seen in _sentinel(run):
+        failed = [gate for gate in seen["gates"] if gate["verdict"] == Verdict.FAIL]
+        rows += [_seen(iteration, "", gate["name"], gate["reason"]) for gate in failed]
+        off = {name: why for name, why in seen["off"].items() if name not in known}
+        rows += [_seen(iteration, "", "switched off", f"{name}: {why}") for name, why in off.items()]
+        known |= off.keys()
+        rows += [_seen(iteration, one["trajectory_id"], one["rule"], one["quote"]) for one in seen["findings"]]
+    return rows
+
+
+def _seen(iteration: int, rollout: str, rule: str, seen: str) -> dict[str, Any]:
+    return {"iteration": iteration, "rollout": rollout, "rule": rule, "seen": seen}
+
+
+def _sentinel(run: RunFolder) -> list[tuple[int, dict[str, Any]]]:
+    paths = sorted(run.root.glob("iterations/*/sentinel.json"))
+    return [(int(path.parent.name), read_json(path)) for path in paths]
+
+
+def _sentinel_gates(run: RunFolder) -> list[Gate]:
+    """Each of the sentinel's gates once: the worst where one failed, else the last, since the first had no windows."""
+    found: dict[str, list[tuple[int, Gate]]] = defaultdict(list)
+    for iteration, seen in _sentinel(run):
+        for gate in seen["gates"]:
+            found[gate["name"]].append((iteration, Gate.model_validate(gate)))
+    failed = {name: any(gate.verdict is Verdict.FAIL for _, gate in gates) for name, gates in found.items()}
+    return [_worst(name, gates) if failed[name] else gates[-1][1] for name, gates in found.items()]
 
 
 def _iteration_gates(run: RunFolder) -> list[Gate]:

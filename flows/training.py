@@ -11,11 +11,13 @@ from prefect import flow
 
 from data_contracts.batches import Ledger
 from data_contracts.gates import require
-from data_contracts.store import write_json
+from data_contracts.store import read_json, write_json
 from flows.recipe import Recipe
+from flows.reward import weights_at
 from flows.stage import at_work, clock, kept_gates
 from tasks.curriculum.steps import update_curriculum
 from tasks.metrics import iteration_metrics
+from tasks.reward.signals import Signals
 from tasks.training.steps import freeze_batch, train_policy
 from tasks.workbench import Bench
 
@@ -48,7 +50,13 @@ def learn(bench: Bench, recipe: Recipe, iteration: int) -> None:
         bench.run.train, here.trajectories, before, here.curriculum, iteration, recipe.curriculum
     )
     metrics = iteration_metrics(
-        here.trajectories, kept_gates(here.gates), report, signal, recipe.reward.weights, here.branches.report
+        here.trajectories,
+        kept_gates(here.gates),
+        report,
+        signal,
+        weights_at(bench.run, recipe, iteration),
+        here.branches.report,
+        Signals.model_validate(read_json(here.signals)),
     )
     write_json(here.metrics, metrics)
     bench.tracker.log_metrics(metrics, iteration)

@@ -15,7 +15,9 @@ from flows.branching import branch_values
 from flows.recipe import Recipe
 from flows.stage import kept_gates
 from tasks.credit.steps import NO_VALUES, Known, predicted_values
-from tasks.reward.steps import fit_reward_model
+from tasks.reward.config import RewardConfig
+from tasks.reward.signals import NOT_ASKED, Proxies
+from tasks.reward.steps import fit_reward_model, predicted_outcomes
 from tasks.workbench import Bench
 
 NO_ROLLOUTS = "no rollout of this run has been verified yet"
@@ -44,19 +46,30 @@ def _predicted(bench: Bench, recipe: Recipe, iteration: int) -> Known:
             progress.say(f"td credit: {failed}; the whole rollout shares its outcome until the next fit")
         return Known(None, failed)
     here = bench.run.iteration(iteration)
-    probe = bench.run.values(fitted) / "probe.joblib"
-    return predicted_values(probe, here.trajectories, here.segments, bench.base.model)
+    return predicted_values(bench.run.values(fitted), here.trajectories, here.segments, bench.base)
 
 
-def fit(bench: Bench, recipe: Recipe, stop: int, folder: Path) -> list[Gate]:
+def proxies(bench: Bench, recipe: Recipe, iteration: int) -> Proxies:
+    """The reward model's word on an iteration's rollouts, where the recipe pays for it and its calibration holds."""
+    terms = recipe.reward.terms
+    if not terms.proxy.enabled or terms.proxy.source != "model":
+        return NOT_ASKED
+    fitted = iteration - iteration % recipe.credit.td_refit
+    if failed := _fitted(bench, recipe, fitted):
+        return Proxies({}, failed)
+    here = bench.run.iteration(iteration)
+    return predicted_outcomes(bench.run.values(fitted), here.trajectories, here.segments, bench.base)
+
+
+def fit(bench: Bench, config: RewardConfig, stop: int, folder: Path) -> list[Gate]:
     """Fit the reward model on the iterations before `stop`; its files go to `folder`."""
     done = [bench.run.iteration(number) for number in range(stop)]
     return fit_reward_model(
         [here.trajectories for here in done],
         [here.segments for here in done],
-        bench.base.model,
+        bench.base,
         folder,
-        recipe.reward.probe,
+        config,
     )
 
 
@@ -67,6 +80,8 @@ def _fitted(bench: Bench, recipe: Recipe, iteration: int) -> str:
     folder = bench.run.values(iteration)
     gates = kept_gates(folder / "gates.json")
     if not gates:
-        gates = fit(bench, recipe, iteration, folder)
+        gates = fit(
+            bench, recipe.reward.model_copy(update={"probe": recipe.reward.probe.for_values()}), iteration, folder
+        )
         write_json(folder / "gates.json", gates)
     return "; ".join(f"{gate.name} {gate.verdict}: {gate.reason}" for gate in gates if gate.verdict is not Verdict.PASS)

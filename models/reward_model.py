@@ -1,9 +1,10 @@
-"""The reward model: a linear probe on the frozen base's hidden states, and an isotonic calibrator.
+"""The reward model: a linear probe on a model's hidden states, a calibrator, and where it abstains.
 
-segments -> base (one forward pass) -> features at the end of each turn -> logistic probe -> calibrated P(success)
+segments -> model (one forward pass) -> features at the end of each turn -> logistic probe -> calibrated P(success)
 
 It predicts the verified outcome from the transcript so far. Problems are split by a hash of their id: the probe, the
-calibrator and the test never share one.
+calibrator and the test never share one. The model is the frozen base, or a classifier that was fine-tuned from it
+(`models/reward_classifier.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_contracts.records import Horizon, Segment, Trajectory
+from models.calibrators import Choice, Map, better_map, sigmoid
+from models.reach import Reach, fit_reach
+from models.reward_classifier import padded
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +39,7 @@ class Prefixes:
     trajectory_ids: tuple[str, ...]
     problem_ids: tuple[str, ...]
     horizons: tuple[Horizon, ...]
+    versions: tuple[str, ...]
     turns: tuple[int, ...]
     outcomes: tuple[bool, ...]
 
@@ -65,24 +70,41 @@ class OneSided(ValueError):
 class Probe:
     """Fitted weights; plain arrays, so that a saved probe depends on no library's classes.
 
-    P = isotonic(sigmoid((x - mean) / scale @ coefficients + intercept)), the isotonic map linear between its knots.
+    P = Map((x - mean) / scale @ coefficients + intercept): see `models/calibrators.py`; beyond `limit` it abstains: see
+    `models/reach.py`.
     """
 
     mean: Floats
     scale: Floats
     coefficients: Floats
     intercept: float
+    slope: float
+    offset: float
     knots_x: Floats
     knots_y: Floats
+    directions: Floats
+    spread: Floats
+    rest: float
+    limit: float
+
+    def logits(self, features: Floats) -> Floats:
+        """Log odds [N] before calibration for features [N, F]."""
+        return np.asarray(self._scaled(features) @ self.coefficients + self.intercept)
 
     def raw(self, features: Floats) -> Floats:
         """Uncalibrated probability [N] for features [N, F]."""
-        logits = (features - self.mean) / self.scale @ self.coefficients + self.intercept
-        return 0.5 * (1.0 + np.tanh(0.5 * logits))
+        return sigmoid(self.logits(features))
 
     def predict(self, features: Floats) -> Floats:
-        """Calibrated probability of success [N] for features [N, F]."""
-        return np.interp(self.raw(features), self.knots_x, self.knots_y)
+        """Calibrated probability of success [N] for features [N, F], abstained on or not."""
+        return Map(self.slope, self.offset, self.knots_x, self.knots_y)(self.logits(features))
+
+    def knows(self, features: Floats) -> NDArray[np.bool_]:
+        """Whether each row [N] is like what the probe was fitted on; what it does not know is no value."""
+        return Reach(self.directions, self.spread, self.rest, self.limit).covers(self._scaled(features))
+
+    def _scaled(self, features: Floats) -> Floats:
+        return (features - self.mean) / self.scale
 
     @property
     def digest(self) -> str:
@@ -107,6 +129,13 @@ def load_probe(path: Path) -> Probe:
     if not isinstance(content, dict) or content.keys() != {field.name for field in fields(Probe)}:
         raise ValueError(f"{path} holds no probe: fit one again with the reward flow")
     return Probe(**content)
+
+
+def whole_rollouts(probe: Probe, prefixes: Prefixes) -> dict[str, float | None]:
+    """The prediction at each rollout's last boundary by trajectory id; None where the probe abstains."""
+    last = {name: row for row, name in enumerate(prefixes.trajectory_ids)}  # rows are in the order of turns
+    predicted, known = probe.predict(prefixes.features), probe.knows(prefixes.features)
+    return {name: float(predicted[row]) if known[row] else None for name, row in last.items()}
 
 
 def side_of(problem_id: str, train_share: float, calibrate_share: float, seed: int = 0) -> Split:
@@ -143,19 +172,21 @@ def extract(
         trajectory_ids=tuple(owner.id for owner in owners),
         problem_ids=tuple(owner.problem_id for owner in owners),
         horizons=tuple(owner.horizon for owner in owners),
+        versions=tuple(owner.policy_version for owner in owners),
         turns=tuple(row[1] for row in rows),
         outcomes=tuple(bool(owner.outcome) for owner in owners),
     )
 
 
-def fit_probe(train: Prefixes, calibrate: Prefixes, *, c: float = 0.05) -> Probe:
-    """Fit the logistic probe on one part and the isotonic calibrator on another; a rollout weighs 1 in both.
+def fit_probe(
+    train: Prefixes, calibrate: Prefixes, *, c: float = 0.05, abstain: float = 0.99, head: Floats | None = None
+) -> tuple[Probe, Choice]:
+    """Fit the logistic probe on one part, calibrator and limit on another; a rollout weighs 1 in both.
 
-    Raises OneSided when a part lacks successes or failures, ValueError when the parts share a problem.
+    `abstain`: the share of the other part's boundaries that are known ground. `head`: weights [H] of a classifier's
+    own, over the hidden state of a turn's last token, which then stand for the logistic fit. Raises OneSided when a
+    part lacks successes or failures, ValueError when the parts share a problem.
     """
-    from sklearn.isotonic import IsotonicRegression
-    from sklearn.linear_model import LogisticRegression
-
     for name, part in (("train", train), ("calibrate", calibrate)):
         if len(set(part.outcomes)) < 2:
             raise OneSided(f"the {name} part lacks successes or failures: verify more rollouts before fitting a probe")
@@ -163,17 +194,32 @@ def fit_probe(train: Prefixes, calibrate: Prefixes, *, c: float = 0.05) -> Probe
         raise ValueError(f"{len(shared)} problems are in both parts, {min(shared)} for one: split by problem")
     mean, deviation = train.features.mean(axis=0), train.features.std(axis=0)
     scale = np.where(deviation > 1e-6, deviation, 1.0)
-    logistic = LogisticRegression(C=c, max_iter=1000)
-    logistic.fit((train.features - mean) / scale, train.outcomes, sample_weight=_votes(train))
-    bare = Probe(
-        mean, scale, logistic.coef_[0], float(logistic.intercept_[0]), np.array([0.0, 1.0]), np.array([0.0, 1.0])
+    scaled, unseen = (train.features - mean) / scale, (calibrate.features - mean) / scale
+    coefficients, intercept = _logistic(scaled, train, c) if head is None else _head(head, mean, scale)
+    votes = _votes(calibrate)
+    to_truth, choice = better_map(
+        unseen @ coefficients + intercept, calibrate.outcomes, votes, calibrate.problem_ids, calibrate.trajectory_ids
     )
-    isotonic = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-    isotonic.fit(bare.raw(calibrate.features), np.array(calibrate.outcomes, dtype=np.float64), _votes(calibrate))
-    # Never certain: n rollouts of one kind show a rate of (n + 1) / (n + 2) at most.
-    margin = 1.0 / (len(set(calibrate.trajectory_ids)) + 2)
-    knots_y = np.clip(isotonic.y_thresholds_, margin, 1.0 - margin)
-    return Probe(mean, scale, bare.coefficients, bare.intercept, isotonic.X_thresholds_, knots_y)
+    reach = fit_reach(scaled, unseen, abstain)
+    probe = Probe(mean, scale, coefficients, intercept, **_arrays(to_truth), **_arrays(reach))
+    return probe, choice
+
+
+def _logistic(scaled: Floats, train: Prefixes, c: float) -> tuple[Floats, float]:
+    from sklearn.linear_model import LogisticRegression
+
+    found = LogisticRegression(C=c, max_iter=1000).fit(scaled, train.outcomes, sample_weight=_votes(train))
+    return found.coef_[0], float(found.intercept_[0])
+
+
+def _head(head: Floats, mean: Floats, scale: Floats) -> tuple[Floats, float]:
+    """The same head over scaled features, whose first columns are the hidden state that it reads."""
+    weights = np.concatenate([head, np.zeros(mean.size - head.size)])
+    return weights * scale, float(weights @ mean)
+
+
+def _arrays(part: Map | Reach) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def _votes(part: Prefixes) -> Floats:
@@ -185,12 +231,7 @@ def _hidden(model: torch.nn.Module, segments: Sequence[Segment]) -> Iterator[NDA
     """Last layer's hidden states [T, H] of each segment, by one padded forward pass."""
     import torch
 
-    longest = max(len(segment.token_ids) for segment in segments)
-    ids_BT = torch.zeros(len(segments), longest, dtype=torch.long)
-    seen_BT = torch.zeros(len(segments), longest, dtype=torch.long)
-    for row, segment in enumerate(segments):
-        ids_BT[row, : len(segment.token_ids)] = torch.tensor(segment.token_ids)
-        seen_BT[row, : len(segment.token_ids)] = 1
+    ids_BT, seen_BT = padded(segments)
     device = next(model.parameters()).device
     with torch.inference_mode():
         body = model.base_model  # without the head: V logits a token are not needed

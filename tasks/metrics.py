@@ -14,6 +14,7 @@ from data_contracts.records import HORIZONS, ORIGINS, Trajectory, policy_number
 from data_contracts.store import read_json, read_trajectories
 from tasks.credit.branch import BranchReport
 from tasks.curriculum.state import IterationSignal
+from tasks.reward.signals import NO_SIGNALS, Signals
 from tasks.reward.terms import scalar_reward
 from tasks.training.reports import TrainReport
 
@@ -30,16 +31,20 @@ def iteration_metrics(
     signal: IterationSignal,
     weights: Mapping[str, float],
     branches: Path,
+    signals: Signals = NO_SIGNALS,
 ) -> Metrics:
     """Flat metrics by dotted name; rates are shares of the scorable rollouts, `training.*` are the trainer's.
 
-    `branches` is the report on sessions that were sampled for credit alone, where there were any.
+    `branches` is the report on sessions that were sampled for credit alone, where there were any; `weights` are those
+    that the iteration was credited by, `signals` what terms beside the outcome said.
     """
     rollouts = read_trajectories(trajectories)
     mismatch = next((gate.evidence for gate in gates if gate.name == "rollout mismatch"), {})
     return {
         **_success(rollouts),
-        "reward": _mean([scalar_reward(t, weights) for t in rollouts if t.scorable]),
+        "reward": _mean([scalar_reward(t, weights, signals.proxies) for t in rollouts if t.scorable]),
+        **{f"reward.weight.{term}": weight for term, weight in weights.items()},
+        **_terms(rollouts, signals),
         **_behaviour(rollouts),
         **_branches(branches),
         "staleness.mean_versions": _staleness(rollouts),
@@ -56,6 +61,14 @@ def _success(rollouts: Sequence[Trajectory]) -> Metrics:
     found: Metrics = {f"success.{horizon}": _mean(part) for horizon, part in parts.items()}
     found["success.all"] = _mean([outcome for part in parts.values() for outcome in part])
     return found | {f"rollouts.{horizon}": len(part) for horizon, part in parts.items()}
+
+
+def _terms(rollouts: Sequence[Trajectory], signals: Signals) -> Metrics:
+    """Means of the terms beside the outcome, before weights: the verified one, then those that are not verified."""
+    verified = [t.rewards["process"] for t in rollouts if t.scorable and "process" in t.rewards]
+    names = [*signals.potentials, *(["proxy"] if signals.proxies else [])]
+    unverified = {f"reward.unverified.{name}": _mean(list(signals.by_rollout(name).values())) for name in names}
+    return {"reward.verified.process": _mean(verified), **unverified}
 
 
 def _behaviour(rollouts: Sequence[Trajectory]) -> Metrics:

@@ -87,6 +87,16 @@ class Iteration(Sessions):
         return self.root / "batch.parquet"
 
     @property
+    def signals(self) -> Path:
+        """What reward terms beside the verified outcome say of the rollouts."""
+        return self.root / "signals.json"
+
+    @property
+    def sentinel(self) -> Path:
+        """What looked like a gamed reward, and which terms are off after this iteration."""
+        return self.root / "sentinel.json"
+
+    @property
     def credit(self) -> Path:
         """What the batch held to learn from, and by which method."""
         return self.root / "credit.json"

@@ -11,9 +11,11 @@ import numpy as np
 
 from data_contracts.records import Record, Segment, Trajectory
 from tasks.credit.config import CreditConfig, Method
-from tasks.credit.outcome import ByTurn, bare_reward, outcome_credit, rewards
+from tasks.credit.outcome import ByTurn, bare_reward, outcome_credit, rewards, told_apart
 from tasks.credit.process import process_credit
+from tasks.credit.shaping import shaping_credit
 from tasks.credit.values import Values, value_credit
+from tasks.reward.signals import NO_SIGNALS, Signals
 from tasks.reward.terms import OUTCOME_ONLY
 
 
@@ -43,26 +45,30 @@ def by_turn(
     *,
     weights: Mapping[str, float] = OUTCOME_ONLY,
     values: Values | None = None,
+    signals: Signals = NO_SIGNALS,
 ) -> ByTurn:
     """The advantage of each turn by trajectory id; unscorable rollouts get 0.
 
-    `td` and `branch` need `values`. `weights` are those of the reward terms (`RewardConfig.weights`). Raises ValueError
-    when an id comes twice.
+    `td` and `branch` need `values`, and speak of the outcome alone. `weights` are those of the reward terms
+    (`RewardConfig.weights`), `signals` what terms beside the outcome say. Raises ValueError when an id comes twice.
     """
     if len({trajectory.id for trajectory in trajectories}) != len(trajectories):
         raise ValueError("a trajectory id comes twice: each rollout votes once")
+    reward_R = rewards(trajectories, weights, signals)
     match config.method:
         case "none":
-            credit = bare_reward(trajectories, weights)
+            credit = bare_reward(trajectories, reward_R)
         case "outcome":
-            credit = outcome_credit(trajectories, config, weights)
+            credit = outcome_credit(trajectories, config, reward_R)
         case "process":
-            credit = process_credit(trajectories, config, weights)
+            credit = process_credit(trajectories, config, reward_R)
         case "td" | "branch":
             if values is None:
                 raise ValueError(f"{config.method} credit needs values: fall back to outcome where there are none")
             lam = config.td_lambda if config.method == "td" else 0.0
-            credit = value_credit(trajectories, config, weights, values, lam)
+            credit = value_credit(trajectories, config, rewards(trajectories, weights), values, lam)
+    for name, part in shaping_credit(trajectories, weights, signals).items():
+        credit[name] = credit[name] + part
     for trajectory in trajectories:
         if trajectory.scorable:
             for turn in _malformed(trajectory):
@@ -77,13 +83,14 @@ def assign(
     *,
     weights: Mapping[str, float] = OUTCOME_ONLY,
     values: Values | None = None,
+    signals: Signals = NO_SIGNALS,
 ) -> list[Segment]:
     """Fill `advantages` of each segment: its turns' advantages at sampled tokens, 0 elsewhere.
 
     A rollout votes once in its group's baseline, however many segments it has. Raises ValueError for a segment without
     its trajectory, or an id that comes twice.
     """
-    credit = by_turn(trajectories, config, weights=weights, values=values)
+    credit = by_turn(trajectories, config, weights=weights, values=values, signals=signals)
     strangers = {segment.trajectory_id for segment in segments} - credit.keys()
     if strangers:
         raise ValueError(f"segments of unknown trajectories: {sorted(strangers)[:3]}: read the tables of one iteration")
@@ -96,20 +103,19 @@ def credit_report(
     *,
     weights: Mapping[str, float] = OUTCOME_ONLY,
     values: Values | None = None,
+    signals: Signals = NO_SIGNALS,
     note: str = "",
 ) -> CreditReport:
     """Count the groups that carry a signal, and those that do not."""
-    reward_R = rewards(trajectories, weights)
+    reward_R = rewards(trajectories, weights, signals)
     scorable = np.isfinite(reward_R)
     passed: dict[str, set[bool]] = {}
-    seen: dict[str, set[float]] = {}
-    for trajectory, reward in zip(trajectories, reward_R.tolist(), strict=True):
+    for trajectory in trajectories:
         if trajectory.scorable:
             passed.setdefault(trajectory.group_id, set()).add(bool(trajectory.outcome))
-            seen.setdefault(trajectory.group_id, set()).add(reward)
     groups = len({trajectory.group_id for trajectory in trajectories})
-    varied = sum(len(found) > 1 for found in seen.values())
-    credit = list(by_turn(trajectories, config, weights=weights, values=values).values())
+    varied = len(told_apart(trajectories))
+    credit = list(by_turn(trajectories, config, weights=weights, values=values, signals=signals).values())
     return CreditReport(
         method=config.method,
         note=note,

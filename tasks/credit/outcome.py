@@ -12,23 +12,39 @@ import numpy as np
 from data_contracts.records import Trajectory
 from tasks.credit.advantages import Floats, group_advantages
 from tasks.credit.config import CreditConfig
+from tasks.reward.signals import NO_SIGNALS, Signals
 from tasks.reward.terms import OUTCOME_ONLY, scalar_reward
 
 ByTurn = dict[str, Floats]
 """By trajectory id, the advantage of each of its turns [T], at least one."""
 
 
-def rewards(trajectories: Sequence[Trajectory], weights: Mapping[str, float]) -> Floats:
-    """The scalar reward of each rollout [R], NaN where it cannot be scored."""
-    return np.array([scalar_reward(trajectory, weights) for trajectory in trajectories], dtype=np.float64)
+def rewards(
+    trajectories: Sequence[Trajectory], weights: Mapping[str, float] = OUTCOME_ONLY, signals: Signals = NO_SIGNALS
+) -> Floats:
+    """The scalar reward of each rollout [R], NaN where it cannot be scored.
+
+    The proxy counts only within groups whose verified outcomes differ, and of whose every rollout it spoke: a group
+    whose outcomes are all equal carries no signal, whatever is said beside them.
+    """
+    spoken = told_apart(trajectories) - {t.group_id for t in trajectories if t.scorable and t.id not in signals.proxies}
+    said = {t.id: signals.proxies[t.id] for t in trajectories if t.group_id in spoken and t.id in signals.proxies}
+    return np.array([scalar_reward(trajectory, weights, said) for trajectory in trajectories], dtype=np.float64)
 
 
-def rollout_advantages(
-    trajectories: Sequence[Trajectory], config: CreditConfig, *, weights: Mapping[str, float] = OUTCOME_ONLY
-) -> dict[str, float]:
+def told_apart(trajectories: Sequence[Trajectory]) -> set[str]:
+    """The groups that hold both verified outcomes."""
+    found: dict[str, set[bool]] = {}
+    for trajectory in trajectories:
+        if trajectory.scorable:
+            found.setdefault(trajectory.group_id, set()).add(bool(trajectory.outcome))
+    return {group for group, outcomes in found.items() if len(outcomes) == 2}
+
+
+def rollout_advantages(trajectories: Sequence[Trajectory], config: CreditConfig, reward_R: Floats) -> dict[str, float]:
     """Group-relative advantage of each rollout by trajectory id."""
     advantage_R = group_advantages(
-        rewards(trajectories, weights),
+        reward_R,
         [trajectory.group_id for trajectory in trajectories],
         baseline=config.baseline,
         scale=config.scale,
@@ -37,16 +53,16 @@ def rollout_advantages(
     return {t.id: advantage for t, advantage in zip(trajectories, advantage_R.tolist(), strict=True)}
 
 
-def outcome_credit(trajectories: Sequence[Trajectory], config: CreditConfig, weights: Mapping[str, float]) -> ByTurn:
+def outcome_credit(trajectories: Sequence[Trajectory], config: CreditConfig, reward_R: Floats) -> ByTurn:
     """Each turn gets its rollout's group-relative advantage."""
-    advantages = rollout_advantages(trajectories, config, weights=weights)
+    advantages = rollout_advantages(trajectories, config, reward_R)
     return {t.id: np.full(turns_of(t), advantages[t.id]) for t in trajectories}
 
 
-def bare_reward(trajectories: Sequence[Trajectory], weights: Mapping[str, float]) -> ByTurn:
+def bare_reward(trajectories: Sequence[Trajectory], reward_R: Floats) -> ByTurn:
     """Each turn gets its rollout's reward, 0 where it cannot be scored: nothing is compared."""
-    reward_R = np.nan_to_num(rewards(trajectories, weights), nan=0.0)
-    return {t.id: np.full(turns_of(t), reward) for t, reward in zip(trajectories, reward_R.tolist(), strict=True)}
+    pairs = zip(trajectories, np.nan_to_num(reward_R, nan=0.0).tolist(), strict=True)
+    return {t.id: np.full(turns_of(t), reward) for t, reward in pairs}
 
 
 def turns_of(trajectory: Trajectory) -> int:

@@ -5,7 +5,7 @@ hidden checks that pass after each turn -> progress still to come, turn by turn 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,20 +16,21 @@ from tasks.credit.config import CreditConfig
 from tasks.credit.outcome import ByTurn, outcome_credit, turns_of
 
 
-def process_credit(trajectories: Sequence[Trajectory], config: CreditConfig, weights: Mapping[str, float]) -> ByTurn:
+def process_credit(trajectories: Sequence[Trajectory], config: CreditConfig, reward_R: Floats) -> ByTurn:
     """Outcome credit, plus `progress_weight` times what the turns from this one on added to the checks that pass.
 
     That is less the mean over the group's rollouts that had this turn, each with one vote. The share of checks is a
     potential that is highest where the outcome is 1, so that the best policy stays the best. A group whose outcomes are
-    all equal still carries this signal. Raises UserError where progress was not measured.
+    all equal has no outcome credit, and still this one: it was verified too. Raises UserError where progress was not
+    measured.
     """
-    credit = outcome_credit(trajectories, config, weights)
+    credit = outcome_credit(trajectories, config, reward_R)
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if trajectory.scorable:
             groups.setdefault(trajectory.group_id, []).append(trajectory)
     for group in groups.values():
-        for trajectory, part in zip(group, _centred([to_come(t) for t in group]), strict=True):
+        for trajectory, part in zip(group, centred([to_come(t) for t in group]), strict=True):
             credit[trajectory.id] = credit[trajectory.id] + config.progress_weight * part
     return credit
 
@@ -46,7 +47,7 @@ def to_come(trajectory: Trajectory) -> Floats:
     return np.cumsum([*known, *[0.0] * (turns_of(trajectory) - len(known))][::-1])[::-1]
 
 
-def _centred(group: Sequence[Floats]) -> list[Floats]:
+def centred(group: Sequence[Floats]) -> list[Floats]:
     """Less the mean at each turn over the rollouts that had it; 0 where one alone had it."""
     sums = np.zeros(max(len(one) for one in group))
     counts = np.zeros_like(sums)

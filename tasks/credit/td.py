@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 def values_by(
     probe: Probe, model: torch.nn.Module, trajectories: Sequence[Trajectory], segments: Sequence[Segment]
 ) -> Values:
-    """The value before each turn but the first; a rollout's last boundary is its end, where the reward is known."""
+    """The value before each turn but the first, where the probe does not abstain.
+
+    A rollout's last boundary is its end, where the reward is known.
+    """
     prefixes = extract(model, trajectories, segments)
     last = {trajectory.id: len(trajectory.turns) for trajectory in trajectories}
     values: dict[str, dict[int, float]] = {}
-    rows = zip(prefixes.trajectory_ids, prefixes.turns, probe.predict(prefixes.features).tolist(), strict=True)
-    for name, turn, value in rows:
-        if turn + 1 < last[name]:
+    predicted, known = probe.predict(prefixes.features).tolist(), probe.knows(prefixes.features).tolist()
+    for name, turn, value, sure in zip(prefixes.trajectory_ids, prefixes.turns, predicted, known, strict=True):
+        if sure and turn + 1 < last[name]:
             values.setdefault(name, {})[turn + 1] = value
     return values

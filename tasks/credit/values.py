@@ -14,21 +14,20 @@ import numpy as np
 from data_contracts.records import Trajectory
 from tasks.credit.advantages import Floats, turn_advantages
 from tasks.credit.config import CreditConfig
-from tasks.credit.outcome import ByTurn, rewards, turns_of
+from tasks.credit.outcome import ByTurn, turns_of
 
 Values = Mapping[str, Mapping[int, float]]
 """By trajectory id: the expected reward before a turn, by the turn's number, where known."""
 
 
 def value_credit(
-    trajectories: Sequence[Trajectory], config: CreditConfig, weights: Mapping[str, float], values: Values, lam: float
+    trajectories: Sequence[Trajectory], config: CreditConfig, reward_R: Floats, values: Values, lam: float
 ) -> ByTurn:
     """Advantages by `values`; before its first turn a rollout is worth its group's mean (or the others' mean).
 
     `scale` = "std" divides all by the standard deviation of the batch's rewards: a group without variance has one of 0,
     and would be blown up by its own. Unscorable rollouts, and those alone in their group, get 0.
     """
-    reward_R = rewards(trajectories, weights)
     start_R = _starts(reward_R, [t.group_id for t in trajectories], config)
     scorable = reward_R[np.isfinite(reward_R)]
     unit = max(float(scorable.std()), config.std_floor) if config.scale == "std" and scorable.size else 1.0

@@ -14,6 +14,7 @@ from scipy.stats import rankdata
 
 from data_contracts.gates import Gate, threshold
 from data_contracts.records import HORIZONS, Horizon, Record
+from models.reward_model import Prefixes
 from tasks.reward.config import ProbeConfig
 
 Floats = NDArray[np.float64]
@@ -42,10 +43,16 @@ class Calibration(Record):
 
 
 class CalibrationReport(Record):
-    """Calibration over all held-out rollouts, and per horizon."""
+    """Calibration over all turns of held-out rollouts, per horizon and policy version, and at the rollouts' ends.
+
+    What the model abstains on is in none of them but in `abstained`.
+    """
 
     all: Calibration
+    ends: Calibration
     horizons: dict[Horizon, Calibration]
+    versions: dict[str, Calibration]
+    abstained: int = 0
 
 
 def reliability(predicted: ArrayLike, outcomes: ArrayLike, bins: int = 10) -> list[Bin]:
@@ -101,22 +108,28 @@ def ece_interval(
 
 
 def calibration_report(
-    predicted: Sequence[float],
-    outcomes: Sequence[bool],
-    horizons: Sequence[Horizon],
-    problem_ids: Sequence[str],
-    trajectory_ids: Sequence[str],
-    config: ProbeConfig,
+    predicted: ArrayLike, known: ArrayLike, prefixes: Prefixes, config: ProbeConfig
 ) -> CalibrationReport:
-    """Measure predictions [N], one a turn boundary, against their rollout's verified outcome."""
-    p_N, y_N = _pair(predicted, outcomes)
-    horizon_N, problem_N, rollout_N = (np.asarray(column) for column in (horizons, problem_ids, trajectory_ids))
+    """Measure predictions [N], one a turn boundary, against their rollout's verified outcome, where `known` [N]."""
+    p_N, y_N = _pair(predicted, prefixes.outcomes)
+    known_N = np.asarray(known, dtype=bool)
+    horizon_N, version_N, problem_N, rollout_N = (
+        np.asarray(column, dtype=object)
+        for column in (prefixes.horizons, prefixes.versions, prefixes.problem_ids, prefixes.trajectory_ids)
+    )
+    last = {name: row for row, name in enumerate(prefixes.trajectory_ids)}
+    end_N = np.isin(np.arange(p_N.size), list(last.values()))
 
     def part(keep: NDArray[np.bool_]) -> Calibration:
-        return _measure(p_N[keep], y_N[keep], problem_N[keep].tolist(), set(rollout_N[keep].tolist()), config)
+        rows = keep & known_N
+        return _measure(p_N[rows], y_N[rows], problem_N[rows].tolist(), set(rollout_N[rows].tolist()), config)
 
     return CalibrationReport(
-        all=part(np.ones(p_N.size, dtype=bool)), horizons={h: part(horizon_N == h) for h in HORIZONS}
+        all=part(np.ones(p_N.size, dtype=bool)),
+        ends=part(end_N),
+        horizons={h: part(horizon_N == h) for h in HORIZONS},
+        versions={version: part(version_N == version) for version in sorted(set(prefixes.versions))},
+        abstained=int((~known_N).sum()),
     )
 
 

@@ -1,8 +1,8 @@
-"""The terms of the training reward, and their weighted sum.
+"""The verified terms of the training reward, and what a rollout is worth in all.
 
-verified trajectory -> terms by name (bounded, before weights) -> one scalar
+verified trajectory -> outcome, process (bounded, before weights);  + the proxy's word -> one scalar
 
-`outcome` is verified; the rest are proxies and stay in columns of their own. In every term more is better.
+Verified terms stay with the trajectory; what is not verified lies in a file of its own (`tasks/reward/signals.py`).
 """
 
 from __future__ import annotations
@@ -11,52 +11,50 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from data_contracts.records import Limits, Trajectory
-from tasks.reward.config import TermsConfig
+from data_contracts.records import Trajectory
+from tasks.reward.config import TermConfig, TermsConfig
 
 OUTCOME_ONLY: Mapping[str, float] = MappingProxyType({"outcome": 1.0})
 """The default weights: nothing but the verified outcome."""
 
+SHAPING = ("process", "format", "cost")
+"""Terms that are differences of a potential: over a rollout they add up to the same for all rollouts of a problem."""
 
-def reward_terms(trajectory: Trajectory, limits: Limits, config: TermsConfig) -> dict[str, float]:
-    """All terms of a scorable rollout, each clipped to its bounds; none for a rollout that cannot be scored.
+NOTHING_SAID: Mapping[str, float] = MappingProxyType({})
 
-    Terms that are switched off are recorded too (they show what a proxy would have said) and weigh nothing.
+
+def reward_terms(trajectory: Trajectory, config: TermsConfig) -> dict[str, float]:
+    """The verified terms of a scorable rollout, each clipped to its bounds; none where it cannot be scored.
+
+    Terms that are switched off are recorded too, and weigh nothing.
     """
     if not trajectory.scorable:
         return {}
-    raw = {
-        "outcome": float(bool(trajectory.outcome)),
-        "process": _process(trajectory),
-        "format": -_malformed_share(trajectory),
-        "cost": -_budget_share(trajectory, limits),
+    share = (trajectory.hidden_passed or 0) / trajectory.hidden_total if trajectory.hidden_total else 0.0
+    return {
+        "outcome": clipped(float(bool(trajectory.outcome)), config.outcome),
+        "process": clipped(share, config.process),
     }
-    return {name: min(max(raw[name], term.low), term.high) for name, term in config.items().items()}
 
 
-def scalar_reward(trajectory: Trajectory, weights: Mapping[str, float] = OUTCOME_ONLY) -> float:
-    """Weighted sum of the recorded terms; NaN for a rollout that cannot be scored.
+def scalar_reward(
+    trajectory: Trajectory,
+    weights: Mapping[str, float] = OUTCOME_ONLY,
+    proxies: Mapping[str, float] = NOTHING_SAID,
+) -> float:
+    """The weighed outcome, plus the weighed proxy by trajectory id where it spoke; NaN where it cannot be scored.
 
-    Raises ValueError when a weighed term was not recorded: the rollout did not pass the reward stage.
+    Shaping is left out: it is the same for all rollouts of a problem. Raises ValueError when the outcome was not
+    recorded: the rollout did not pass the reward stage.
     """
     if not trajectory.scorable:
         return math.nan
-    missing = weights.keys() - trajectory.rewards.keys()
-    if missing:
-        raise ValueError(f"trajectory {trajectory.id} has no reward term {sorted(missing)}: run the reward stage first")
-    return math.fsum(weight * trajectory.rewards[name] for name, weight in weights.items())
+    if "outcome" in weights and "outcome" not in trajectory.rewards:
+        raise ValueError(f"trajectory {trajectory.id} has no reward term 'outcome': run the reward stage first")
+    verified = weights.get("outcome", 0.0) * trajectory.rewards.get("outcome", 0.0)
+    return verified + weights.get("proxy", 0.0) * proxies.get(trajectory.id, 0.0)
 
 
-def _process(trajectory: Trajectory) -> float:
-    if trajectory.visible_passed is None or not trajectory.visible_total:
-        return 0.0
-    return trajectory.visible_passed / trajectory.visible_total
-
-
-def _malformed_share(trajectory: Trajectory) -> float:
-    calls = trajectory.malformed_calls + sum(len(turn.calls) for turn in trajectory.turns)
-    return trajectory.malformed_calls / calls if calls else 0.0
-
-
-def _budget_share(trajectory: Trajectory, limits: Limits) -> float:
-    return (trajectory.sampled_tokens / limits.tokens + len(trajectory.turns) / limits.turns) / 2
+def clipped(value: float, term: TermConfig) -> float:
+    """The value within the term's bounds."""
+    return min(max(value, term.low), term.high)

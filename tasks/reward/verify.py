@@ -64,7 +64,7 @@ def verify_all(
     def work(trajectory: Trajectory) -> Trajectory:
         problem = problems[trajectory.problem_id]
         verified = verify(trajectory, problem, pool, retries=config.verifier_retries, progress=progress)
-        terms = reward_terms(verified, problem.limits, config.terms)
+        terms = reward_terms(verified, config.terms)
         return verified.model_copy(update={"rewards": terms})
 
     done: list[Trajectory] = []

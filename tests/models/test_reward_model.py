@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import joblib
 import numpy as np
 import pytest
 import torch
-from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from data_contracts.records import Sampling, Segment, Trajectory
-from models.reward_model import Prefixes, Probe, extract, fit_probe, load_probe, side_of
+from models.calibrators import MAPS
+from models.reward_model import Prefixes, Probe, extract, fit_probe, load_probe, side_of, whole_rollouts
 
 SIGN, VOCABULARY = 7, 40
 
@@ -123,7 +125,7 @@ def test_no_problem_is_in_two_parts(prefixes):
 
 def test_the_probe_learns_what_the_transcript_shows(prefixes):
     parts = prefixes.split(0.5, 0.25)
-    probe = fit_probe(parts["train"], parts["calibrate"], c=0.1)
+    probe, _ = fit_probe(parts["train"], parts["calibrate"], c=0.1)
     test = parts["test"].where([turn == 1 for turn in parts["test"].turns])
     predicted, outcomes = probe.predict(test.features), np.array(test.outcomes)
     assert predicted[outcomes].mean() > predicted[~outcomes].mean() + 0.35
@@ -135,33 +137,53 @@ def test_the_probe_learns_what_the_transcript_shows(prefixes):
 def test_predictions_are_sklearns(prefixes):
     parts = prefixes.split(0.5, 0.25)
     train, calibrate = parts["train"], parts["calibrate"]
-    probe = fit_probe(train, calibrate, c=0.1)
+    probe, choice = fit_probe(train, calibrate, c=0.1)
     half = np.full(len(train), 0.5)
     scaled = (train.features - train.features.mean(axis=0)) / probe.scale
     logistic = LogisticRegression(C=0.1, max_iter=1000).fit(scaled, train.outcomes, sample_weight=half)
 
     def raw(part: Prefixes) -> np.ndarray:
-        return logistic.predict_proba((part.features - train.features.mean(axis=0)) / probe.scale)[:, 1]
+        return logistic.decision_function((part.features - train.features.mean(axis=0)) / probe.scale)
 
-    assert probe.raw(calibrate.features) == pytest.approx(raw(calibrate), abs=1e-9)
-    isotonic = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-    isotonic.fit(raw(calibrate), np.array(calibrate.outcomes, dtype=float))
-    margin = 1 / (len(set(calibrate.trajectory_ids)) + 2)
-    expected = isotonic.predict(raw(parts["test"]))
+    assert probe.logits(calibrate.features) == pytest.approx(raw(calibrate), abs=1e-7)
+    outcomes, votes = np.array(calibrate.outcomes, dtype=float), np.full(len(calibrate), 0.5)
+    fitted = MAPS[choice.kind](raw(calibrate), outcomes, votes, len(set(calibrate.trajectory_ids)))
     predicted = probe.predict(parts["test"].features)
-    assert predicted == pytest.approx(expected, abs=margin + 1e-6)
+    assert predicted == pytest.approx(fitted(raw(parts["test"])), abs=1e-6)
+    margin = 1 / (len(set(calibrate.trajectory_ids)) + 2)
     assert predicted.min() >= margin
     assert predicted.max() <= 1 - margin
 
 
+def test_a_head_stands_for_the_logistic_fit(prefixes):
+    parts = prefixes.split(0.5, 0.25)
+    head = np.random.default_rng(0).normal(size=32)
+    probe, _ = fit_probe(parts["train"], parts["calibrate"], head=head)
+    features = parts["test"].features
+    assert probe.logits(features) == pytest.approx(features[:, :32] @ head, abs=1e-8)
+
+
+def test_it_abstains_where_it_extrapolates(prefixes):
+    parts = prefixes.split(0.5, 0.25)
+    probe, _ = fit_probe(parts["train"], parts["calibrate"], abstain=0.95)
+    assert probe.knows(parts["calibrate"].features).mean() == pytest.approx(0.95, abs=0.01)
+    assert probe.knows(parts["test"].features).mean() > 0.85
+    strange = parts["test"].features + 30 * probe.scale * np.sign(np.arange(probe.scale.size) % 2 - 0.5)
+    assert not probe.knows(strange).any()
+    said = whole_rollouts(probe, parts["test"])
+    last = {name: row for row, name in enumerate(parts["test"].trajectory_ids)}
+    known = probe.knows(parts["test"].features)
+    assert {name for name, value in said.items() if value is None} == {n for n, row in last.items() if not known[row]}
+
+
 def test_a_saved_probe_is_the_same_probe(prefixes, tmp_path):
     parts = prefixes.split(0.5, 0.25)
-    probe = fit_probe(parts["train"], parts["calibrate"])
+    probe, _ = fit_probe(parts["train"], parts["calibrate"])
     probe.save(tmp_path / "reward" / "probe.joblib")
     again = load_probe(tmp_path / "reward" / "probe.joblib")
     assert again.predict(prefixes.features).tolist() == probe.predict(prefixes.features).tolist()
     assert again.digest == probe.digest
-    assert fit_probe(parts["train"], parts["calibrate"], c=0.2).digest != probe.digest
+    assert fit_probe(parts["train"], parts["calibrate"], c=0.2)[0].digest != probe.digest
     assert [path.name for path in (tmp_path / "reward").iterdir()] == ["probe.joblib"]
 
 
@@ -172,12 +194,11 @@ def test_what_is_no_probe_is_refused(tmp_path):
 
 
 def test_the_digest_covers_every_weight():
-    arrays = {"mean": [0.0], "scale": [1.0], "coefficients": [2.0], "knots_x": [0.0, 1.0], "knots_y": [0.0, 1.0]}
-    plain = {name: np.array(value) for name, value in arrays.items()} | {"intercept": 0.5}
+    plain = {f.name: 0.5 if f.type == "float" else np.array([0.0, 1.0]) for f in fields(Probe)}
     digests = {Probe(**plain).digest}
     for name, value in plain.items():
         digests.add(Probe(**(plain | {name: value + 0.25})).digest)
-    assert len(digests) == 7
+    assert len(digests) == len(plain) + 1 == 13
 
 
 def test_parts_that_cannot_teach_are_refused(prefixes):

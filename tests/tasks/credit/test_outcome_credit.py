@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from data_contracts.records import Segment, Turn
 from tasks.credit.assign import assign, by_turn, credit_report
 from tasks.credit.config import CreditConfig
-from tasks.credit.outcome import rollout_advantages
+from tasks.credit.outcome import rewards, rollout_advantages
+from tasks.reward.signals import Signals
 
 PLAIN = CreditConfig(scale="none")
 
@@ -43,7 +44,7 @@ def test_more_turns_are_not_more_votes(make_trajectory):
     group = [make_trajectory(rollout=i, outcome=i in (0, 2), turns=turns(2 - i % 2)) for i in range(4)]
     segments = [segment(t.id, [0, 1], index) for t in group for index in range(len(t.turns))]
     expected = {"p-0": 0.5, "p-1": -0.5, "p-2": 0.5, "p-3": -0.5}
-    assert rollout_advantages(group, PLAIN) == expected
+    assert rollout_advantages(group, PLAIN, rewards(group)) == expected
     assert [s.advantages for s in assign(group, segments, PLAIN)] == [[0, expected[s.trajectory_id]] for s in segments]
 
 
@@ -61,21 +62,40 @@ def test_a_baseline_is_the_mean_over_rollouts_however_long_each_is(make_trajecto
 def test_unscorable_rollouts_get_nothing_and_move_no_baseline(make_trajectory):
     lost = make_trajectory(rollout=3, outcome=None, status="sandbox_error")
     group = [make_trajectory(rollout=i, outcome=i != 1) for i in range(3)] + [lost]
-    advantages = rollout_advantages(group, PLAIN)
+    advantages = rollout_advantages(group, PLAIN, rewards(group))
     assert advantages == pytest.approx({"p-0": 1 / 3, "p-1": -2 / 3, "p-2": 1 / 3, "p-3": 0.0})
     assert assign(group, [segment("p-3", [1, 1])], PLAIN)[0].advantages == [0, 0]
 
 
-def test_weights_choose_the_terms(make_trajectory):
-    group = [make_trajectory(rollout=i, outcome=True, rewards={"outcome": 1.0, "cost": -i / 2}) for i in range(2)]
-    assert rollout_advantages(group, PLAIN) == {"p-0": 0, "p-1": 0}
-    weighed = rollout_advantages(group, PLAIN, weights={"outcome": 1.0, "cost": 0.2})
-    assert weighed == pytest.approx({"p-0": 0.05, "p-1": -0.05})
+def test_the_weighed_proxy_counts_beside_the_outcome(make_trajectory):
+    group = [make_trajectory(rollout=i, outcome=i == 0) for i in range(2)]
+    said = Signals(proxies={"p-0": 0.25, "p-1": 0.75})
+    assert rewards(group, {"outcome": 1.0, "proxy": 0.4}, said) == pytest.approx([1.1, 0.3])
+    assert rewards(group, {"outcome": 1.0}, said) == pytest.approx([1, 0]), "switched off: as if it was not there"
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.booleans(), st.floats(-9, 9))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_group_of_equal_outcomes_carries_no_signal_whatever_else_is_said(make_trajectory, said, solved, weight):
+    group = [make_trajectory(rollout=i, outcome=solved, turns=turns(2)) for i in range(len(said))]
+    potentials = {"cost": {t.id: (0.0, -value, -1.0) for t, value in zip(group, said, strict=True)}}
+    signals = Signals(proxies={t.id: value for t, value in zip(group, said, strict=True)}, potentials=potentials)
+    weights = {"outcome": 1.0, "proxy": weight, "cost": weight}
+    credit = by_turn(group, CreditConfig(), weights=weights, signals=signals)
+    assert all(part.tolist() == [0, 0] for part in credit.values())
+    report = credit_report(group, CreditConfig(), weights=weights, signals=signals)
+    assert (report.groups_with_variance, report.mean_abs_advantage) == (0, 0)
+
+
+def test_a_proxy_that_was_silent_on_one_rollout_says_nothing_of_its_group(make_trajectory):
+    group = [make_trajectory(rollout=i, outcome=i == 0) for i in range(3)]
+    weights = {"outcome": 1.0, "proxy": 1.0}
+    assert rewards(group, weights, Signals(proxies={"p-0": 0.5, "p-1": 0.5}, abstained=1)).tolist() == [1, 0, 0]
 
 
 def test_the_shuffle_control_keeps_the_advantages_but_not_their_owners(make_trajectory):
     batch = [make_trajectory(f"p{g}", i, outcome=i == g % 3) for g in range(16) for i in range(8)]
-    true = rollout_advantages(batch, PLAIN)
+    true = rollout_advantages(batch, PLAIN, rewards(batch))
     config = CreditConfig(scale="none", shuffle_across_rollouts=True)
 
     def means(batch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -31,8 +33,11 @@ def test_values_stand_before_the_next_turn_and_the_end_has_none(make_trajectory)
     width = 2 * 16 + 3
     rng = np.random.default_rng(0)
     probe = Probe(
-        np.zeros(width), np.ones(width), rng.normal(size=width), 0.1, np.array([0.0, 1]), np.array([0.1, 0.9])
-    )
+        mean=np.zeros(width), scale=np.ones(width), coefficients=rng.normal(size=width), intercept=0.1, slope=1.0,
+        offset=0.0, knots_x=np.array([0.0, 1]), knots_y=np.array([0.1, 0.9]), directions=np.zeros((0, width)),
+        spread=np.zeros(0), rest=1.0, limit=np.inf,
+    )  # fmt: skip
     values = values_by(probe, model, [rollout], segments)
     predicted = probe.predict(extract(model, [rollout], segments).features)
     assert values == {rollout.id: {1: predicted[0], 2: predicted[1]}}
+    assert values_by(replace(probe, limit=0.0), model, [rollout], segments) == {}, "what is abstained on is no value"

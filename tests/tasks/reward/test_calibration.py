@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from data_contracts.gates import Verdict
+from models.reward_model import Prefixes
 from tasks.reward.calibration import (
     auroc,
     brier,
@@ -87,12 +88,23 @@ def test_the_interval_resamples_problems_not_rows():
     assert each == ece_interval(p, y, [str(i) for i in range(600)], bins=5, bootstraps=200, seed=0)
 
 
+def rows(outcomes, horizons=("short",), versions=("policy-00000",), problems=40, turns=1) -> Prefixes:
+    """Rollouts of `turns` boundaries each, horizons and versions in rotation."""
+    n = len(outcomes)
+    return Prefixes(
+        features=np.zeros((n, 1)),
+        trajectory_ids=tuple(str(i // turns) for i in range(n)),
+        problem_ids=tuple(f"p{i % problems}" for i in range(n)),
+        horizons=tuple(horizons[i % len(horizons)] for i in range(n)),
+        versions=tuple(versions[i % len(versions)] for i in range(n)),
+        turns=tuple(i % turns for i in range(n)),
+        outcomes=tuple(bool(outcome) for outcome in outcomes),
+    )
+
+
 def report_of(n: int, *, honest: bool):
     p, y = draw(n, honest=honest)
-    names = [f"p{i % 40}" for i in range(n)]
-    return calibration_report(
-        p.tolist(), y.tolist(), ["short", "medium"] * (n // 2), names, [str(i) for i in range(n)], CONFIG
-    )
+    return calibration_report(p, [True] * n, rows(y, ("short", "medium")), CONFIG)
 
 
 def test_the_report_has_a_part_per_horizon():
@@ -108,15 +120,45 @@ def test_the_gates_pass_hold_and_fail():
     assert [gate.verdict for gate in calibration_gate(report_of(400, honest=False), CONFIG)] == [Verdict.FAIL] * 2
     few = calibration_gate(report_of(60, honest=True), CONFIG)
     assert [gate.verdict for gate in few] == [Verdict.INCONCLUSIVE] * 2
-    none = calibration_gate(calibration_report([], [], [], [], [], CONFIG), CONFIG)
+    none = calibration_gate(calibration_report([], [], rows([]), CONFIG), CONFIG)
     assert [gate.verdict for gate in none] == [Verdict.INCONCLUSIVE] * 2
 
 
 def test_one_kind_of_outcome_leaves_the_auroc_open():
     n = 200
-    report = calibration_report([0.9] * n, [True] * n, ["short"] * n, ["p"] * n, [str(i) for i in range(n)], CONFIG)
+    report = calibration_report([0.9] * n, [True] * n, rows([True] * n, problems=1), CONFIG)
     assert report.all.auroc is None
     assert [gate.verdict for gate in calibration_gate(report, CONFIG)] == [Verdict.PASS, Verdict.INCONCLUSIVE]
+
+
+def test_each_policy_version_and_the_rollouts_ends_are_measured_alone():
+    p, y = draw(400, honest=True)
+    versions = ("policy-00000", "policy-00007")
+    report = calibration_report(p, [True] * 400, rows(y, versions=versions, turns=2), CONFIG)
+    assert {name: part.predictions for name, part in report.versions.items()} == dict.fromkeys(versions, 200)
+    assert (report.ends.predictions, report.ends.rollouts, report.all.predictions) == (200, 200, 400)
+    assert report.ends.brier == pytest.approx(brier(p[1::2], y[1::2]))
+
+
+def test_what_is_abstained_on_is_counted_and_is_in_no_figure():
+    p, y = draw(400, honest=True)
+    wrong = np.concatenate([p, np.full(100, 0.99)])
+    known = [True] * 400 + [False] * 100
+    report = calibration_report(wrong, known, rows([*y, *[False] * 100]), CONFIG)
+    assert (report.abstained, report.all.predictions) == (100, 400)
+    assert report.all.ece == pytest.approx(ece(p, y, CONFIG.bins))
+    assert calibration_report(wrong, [True] * 500, rows([*y, *[False] * 100]), CONFIG).all.ece > report.all.ece + 0.1
+
+
+@pytest.mark.parametrize("planted", ["overconfident", "shifted", "inverted"])
+def test_a_planted_miscalibration_is_caught_by_the_gate_of_values(planted):
+    p, y = draw(4000, honest=True)
+    bad = {"overconfident": np.where(p > 0.5, 0.98, 0.02), "shifted": np.clip(p + 0.15, 0, 1), "inverted": 1 - p}
+    strict = CONFIG.model_copy(update={"value_auroc_limit": 0.7}).for_values()
+    honest = calibration_gate(calibration_report(p, [True] * 4000, rows(y), strict), strict)
+    assert [gate.verdict for gate in honest] == [Verdict.PASS, Verdict.PASS]
+    caught, _ = calibration_gate(calibration_report(bad[planted], [True] * 4000, rows(y), strict), strict)
+    assert (caught.name, caught.verdict) == ("reward.ece", Verdict.FAIL)
 
 
 @pytest.mark.parametrize(
