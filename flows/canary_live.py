@@ -16,11 +16,10 @@ from flows import progress
 from flows.asking import Asking
 from flows.recipe import Recipe
 from flows.stage import LiveTable, gate_rows
-from models.mlflow_client import tracking_uri
-from models.registry import Registry
 from tasks.canary.standing import Seat, begin, watch
 from tasks.canary.standing_status import StandingStatus
 from tasks.paths import ServiceFolder
+from tasks.release.opening import open_registry
 
 LIMIT = "ratchet-promoter"
 """Prefect's global concurrency limit that lets one promoter through; without such a limit the registry's lock does."""
@@ -50,13 +49,6 @@ def try_live(candidate: int, recipe: Recipe, home: Path) -> Gate:
 
 def seat_of(home: Path, recipe: Recipe) -> Seat:
     """The registry and the service's folder of a recipe's agent."""
-    release = recipe.release
-    registry = Registry(
-        tracking_uri(home),
-        home / "mlartifacts",
-        release.name,
-        home=home,
-        reference_above=release.reference_above_mb * 2**20,
-    )
     promoter = partial(concurrency, LIMIT, occupy=1, timeout_seconds=recipe.canary.look_seconds)
-    return Seat(registry, ServiceFolder(home, release.name), "canary on live traffic", promoter)
+    folder = ServiceFolder(home, recipe.release.name)
+    return Seat(open_registry(home, recipe.release), folder, "canary on live traffic", promoter)

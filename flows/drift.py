@@ -18,7 +18,6 @@ from data_contracts.gates import Verdict
 from flows.drift_event import EVENT, PrefectServer, resource_of
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, show_picture, show_table
-from models.registry import Registry
 from models.release import Release
 from tasks.drift.episodes import Ledger, read_ledger
 from tasks.drift.folder import DriftFolder
@@ -27,6 +26,7 @@ from tasks.drift.steps import check_run, check_traffic, draw, load_reference, pr
 from tasks.drift.telling import is_told
 from tasks.drift.watch import GATEWAY
 from tasks.paths import RunFolder, ServiceFolder
+from tasks.release.opening import registry_of
 
 
 @flow(name="drift", flow_run_name="drift")
@@ -146,7 +146,7 @@ def _tell(home: Path, recipe: Recipe) -> None:
 
 def _champion(home: Path, recipe: Recipe) -> Release:
     name = recipe.release.name
-    champion = Registry(f"sqlite:///{home / 'mlflow.db'}", home / "mlartifacts", name, home=home).champion()
+    champion = registry_of(home, name).champion()
     if champion is None:
         raise UserError(f"{name!r} has no champion to check: run `ratchet run RECIPE` first.")
     return champion

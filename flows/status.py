@@ -15,7 +15,6 @@ from rich.table import Table
 
 from flows.runs import all_runs
 from flows.services import running
-from models.mlflow_client import tracking_uri
 
 
 def status_of(home: Path) -> dict[str, Any]:
@@ -57,9 +56,9 @@ def agents_of(home: Path) -> list[str]:
 def _champion(home: Path, name: str) -> dict[str, Any] | None:
     if not (home / "mlflow.db").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
         return None
-    from models.registry import Registry
+    from tasks.release.opening import registry_of
 
-    release = Registry(tracking_uri(home), home / "mlartifacts", name, home=home).champion()
+    release = registry_of(home, name).champion()
     return None if release is None else release.summary() | {"run": release.manifest.run_id}
 
 

@@ -202,8 +202,9 @@ class Registry(RegistryView):
         if found.champion != known:
             why = "the alias was moved in MLflow, not by this registry"
             settled.append(self._carry_out("outside", known, found.champion, "unknown", why))
-        if found.champion in found.quarantined and (to := self._targets(found)):
-            why = f"release {found.champion} is in quarantine: {found.quarantined[found.champion]}"
+        reason = None if found.champion is None else found.quarantined.get(found.champion)
+        if reason is not None and (to := self._targets(found)):
+            why = f"release {found.champion} is in quarantine: {reason}"
             settled.append(self._carry_out("rollback", found.champion, to[0], "ratchet", why))
         return settled
 

@@ -51,8 +51,10 @@ def turn_signature() -> ModelSignature:
             [ColSpec(Array(message(AnyType())), "messages"), ColSpec(Array(AnyType()), "tools", required=False)]
         ),
         outputs=Schema(
-            [ColSpec(message(DataType.string), "message")]
-            + [ColSpec(DataType.string, name) for name in ("finish_reason", "policy_version", "policy_digest")]
+            [
+                ColSpec(message(DataType.string), "message"),
+                *(ColSpec(DataType.string, name) for name in ("finish_reason", "policy_version", "policy_digest")),
+            ]
         ),
         params=ParamSchema(
             [

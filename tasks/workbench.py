@@ -22,7 +22,7 @@ from models.policy import Base, LoraSpec, init_adapter, init_whole, load_base, p
 from models.release import Release
 from tasks.paths import RunFolder
 from tasks.release.config import ReleaseConfig
-from tasks.release.opening import open_registry, tracking_uri
+from tasks.release.opening import open_registry
 from tasks.reward.config import RewardConfig
 from tasks.rollout.config import RolloutConfig
 from tasks.training.config import TrainingConfig

@@ -75,7 +75,9 @@ def _standing(registry: Registry, version: int) -> list[str]:
 
 def _pinned(release: Release) -> dict[str, dict[str, Any]]:
     manifest = release.manifest
-    parts = {role: {"version": part.version, "digest": part.digest} for role, part in manifest.components.items()}
+    parts: dict[str, Any] = {
+        str(role): {"version": part.version, "digest": part.digest} for role, part in manifest.components.items()
+    }
     reference = manifest.reference.digest if manifest.reference else None
     return {
         "release": {"policy": manifest.policy_version, "run": manifest.run_id, "code": manifest.code_revision},

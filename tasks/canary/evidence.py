@@ -21,10 +21,16 @@ Values = dict[str, list[tuple[int, float]]]
 def compare_all(sessions: Sequence[LiveSession], config: CanaryConfig) -> dict[str, Comparison]:
     """Every metric's comparison, by name; `sessions` in the order in which they ended.
 
-    The chance of a false alarm is split over the metrics that may roll back.
+    A candidate that gets everything is compared once more, by its sessions since then alone: one that breaks so late
+    would hide behind all that went well before. Where that fails, it is the metric's comparison. The chance of a false
+    alarm is split over all comparisons that may roll back.
     """
-    alpha = config.alpha / sum(metric.criticality != "shown" for metric in config.metrics)
-    return {metric.name: _compared(sessions, metric, config, alpha) for metric in config.metrics}
+    late = _late(sessions, config)
+    watched = sum(metric.criticality != "shown" for metric in config.metrics)
+    alpha = config.alpha / (watched if config.compared == len(config.stages) - 1 else 2 * watched)
+    found = {metric.name: _compared(sessions, metric, config, alpha) for metric in config.metrics}
+    since = {metric.name: _compared(late, metric, config, alpha) for metric in config.metrics} if late else {}
+    return found | {name: comparison for name, comparison in since.items() if comparison.verdict is Verdict.FAIL}
 
 
 def failed(comparisons: dict[str, Comparison], config: CanaryConfig) -> Comparison | None:
@@ -65,6 +71,12 @@ def _compared(sessions: Sequence[LiveSession], metric: Metric, config: CanaryCon
         minimum=metric.minimum or config.minimum_sessions,
         strata=(stages[0], stages[1]),
     )
+
+
+def _late(sessions: Sequence[LiveSession], config: CanaryConfig) -> list[LiveSession]:
+    """The candidate's sessions since it gets everything, and the champion's of the stage before; none before then."""
+    since = [s for s in sessions if s.arm == "candidate" and s.stage > config.compared]
+    return [s for s in sessions if s.arm == "champion" and s.stage == config.compared] + since if since else []
 
 
 def _values(sessions: Sequence[LiveSession], metric: Metric, config: CanaryConfig) -> Values:

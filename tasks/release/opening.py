@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.mlflow_client import tracking_uri
 from tasks.release.config import ReleaseConfig
 
 if TYPE_CHECKING:
@@ -16,19 +17,13 @@ if TYPE_CHECKING:
 
 def open_registry(home: Path, config: ReleaseConfig) -> Registry:
     """The releases of `config.name` that the home's MLflow keeps."""
-    from models.registry import Registry
-
-    registry = Registry(
-        tracking_uri(home),
-        home / "mlartifacts",
-        config.name,
-        home=home,
-        reference_above=config.reference_above_mb * 2**20,
-    )
+    registry = registry_of(home, config.name, reference_above=config.reference_above_mb * 2**20)
     registry.reconcile()
     return registry
 
 
-def tracking_uri(home: Path) -> str:
-    """MLflow's address in a home."""
-    return f"sqlite:///{home / 'mlflow.db'}"
+def registry_of(home: Path, name: str, **settings: int) -> Registry:
+    """The same as it stands, for who only looks."""
+    from models.registry import Registry
+
+    return Registry(tracking_uri(home), home / "mlartifacts", name, home=home, **settings)
