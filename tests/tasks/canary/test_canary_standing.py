@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -152,24 +153,25 @@ def test_a_kill_before_any_write_converges(
     run: Run, new_home: Callable[[], str], chances: dict[str, float], champion: int, ending: str
 ) -> None:
     """State before or after: a fresh reader never sees anything else, and the same command ends as without a kill."""
-    whole = run(do="canary", home=new_home(), config=CONFIG, traffic=chances)["result"]["writes"]
-    killed_in = []
-    for number, write in enumerate(whole, start=1):
+    for number in itertools.count(1):
         home = new_home()
-        assert run(do="canary", home=home, config=CONFIG, traffic=chances, die_at=number)["exit"] == -9
+        killed = run(do="canary", home=home, config=CONFIG, traffic=chances, die_at=number)
+        if killed["exit"] == 0:
+            break  # it wrote less often than that: it was killed before each of its writes
+        assert killed["exit"] == -9
         between = run(do="seen", home=home)["result"]
         assert between["champion"] in (1, champion)
         trial = between["trial"]
         assert trial is None or (trial["share"], trial["stage"]) in ((0.25, 0), (0.5, 1), (1.0, 2))
         status = ended(run, home, traffic=chances)
         after = run(do="seen", home=home)["result"]
-        assert (status["ending"], status["id"]) == (ending, "release-2-1"), f"killed before write {number}, {write}"
+        assert (status["ending"], status["id"]) == (ending, "release-2-1"), f"killed before write {number}"
         assert (after["champion"], after["trial"], after["statuses"]) == (champion, None, [status])
         assert all(move["state"] in ("done", "undone") for move in after["moves"])
         done = [move for move in after["moves"] if move["state"] == "done"]
         assert sum(move["kind"] == "promote" and move["to_version"] == 2 for move in done) == (champion == 2)
         stages = [move["trial"]["stage"] for move in done if move["trial"]]
         assert stages == sorted(set(stages)), "no stage twice, none back"
-        killed_in.append(write)
-    print(f"\n{ending}: {len(killed_in)} kills: {', '.join(killed_in)}")
-    assert len(killed_in) >= 9
+    writes = killed["result"]["writes"]
+    print(f"\n{ending}: {number - 1} kills, before {', '.join(writes)}")
+    assert number - 1 >= len(set(writes)) >= 5
