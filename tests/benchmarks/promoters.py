@@ -40,9 +40,9 @@ def offer(folder: Path, mark: str) -> Bundle:
 
 
 def promoter(registry: Registry, versions: list[int], until: float, seed: int) -> Counter[str]:
-    """Move the champion and its trials until then; how often each was done, or refused."""
+    """Move the champion and its trials until then, and ten times at least; how often each was done, or refused."""
     draw, done = random.Random(seed), Counter[str]()
-    while time.time() < until:
+    while time.time() < until or done.total() < 10:
         try:
             done[_move(registry, draw, versions)] += 1
         except ChampionMoved:
@@ -75,9 +75,9 @@ def _move(registry: Registry, draw: random.Random, versions: list[int]) -> str:
 
 
 def reader(registry: Registry, until: float) -> Counter[str]:
-    """Read and load until then; counts reads, those with a candidate, and mixed ones."""
+    """Read and load until then, and five times at least; counts reads, those with a candidate, and mixed ones."""
     seen: Counter[str] = Counter()
-    while time.time() < until:
+    while time.time() < until or seen["reads"] < 5:
         registry._releases.clear()  # a process that has just begun
         serving = registry.serving()
         assert serving is not None

@@ -198,7 +198,7 @@ def test_two_promoters_and_four_readers_see_no_mix(run: Run, tmp_path: Path) -> 
     assert ended["exit"] == 0
     told = ended["result"]
     assert (told["mixed"], told["errors"], told["linked"]) == (0, 0, True)
-    assert told["reads"] >= 20 and told["with a candidate"] >= 1 and told["promotions"] >= 2 and told["trials"] >= 2
+    assert told["reads"] >= 20 and told["promotions"] >= 2 and told["trials"] >= 2
 
 
 def test_a_trial_is_read_with_the_champion_it_is_against_and_ends_when_that_changes(
