@@ -23,7 +23,8 @@ from models.release import Release
 from tasks.drift.episodes import Ledger, read_ledger
 from tasks.drift.folder import DriftFolder
 from tasks.drift.prompts import Asked, load_chat
-from tasks.drift.steps import check_run, check_traffic, draw, load_reference, tell_episode
+from tasks.drift.steps import check_run, check_traffic, draw, load_reference, predict_reference, tell_episode
+from tasks.drift.telling import is_told
 from tasks.drift.watch import GATEWAY
 from tasks.paths import RunFolder, ServiceFolder
 
@@ -100,8 +101,13 @@ def _check_run(folder: RunFolder) -> str:
         if champion is None:
             raise UserError(f"{recipe.release.name!r} has no champion to check: run `ratchet run RECIPE` first.")
         with clock(folder, "drift"):
-            reference = load_reference(reference_of(champion, folder.home), Asked(bench.chat))
-            kept = _kept(folder.home, recipe)
+            kept, path = _kept(folder.home, recipe), reference_of(champion, folder.home)
+            segments = path.with_name("segments.parquet")
+            if champion.reward_path is not None and segments.exists():  # here, where the base is in memory
+                predict_reference(
+                    champion.reward_path, bench.base.model, path, segments, kept.predicted(champion.version)
+                )
+            reference = load_reference(path, Asked(bench.chat), kept.predicted(champion.version))
             report = check_run(folder, champion.version, reference, recipe.drift, kept)
         show_table("drift", gate_rows(report.gates), f"Sessions of release {champion.version} against its reference")
         keep_gates(folder, "drift", report.gates)
@@ -110,9 +116,9 @@ def _check_run(folder: RunFolder) -> str:
 
 def _check_traffic(home: Path, recipe: Recipe) -> str:
     """The windows that are new, then the open episode's event."""
-    champion = _champion(home, recipe)
-    folder, audit = _kept(home, recipe), ServiceFolder(home, recipe.release.name).audit
-    judged = check_traffic(audit, champion.version, _reference(home, champion), recipe.drift, folder)
+    champion, folder, audit = _champion(home, recipe), _kept(home, recipe), _audit(home, recipe, GATEWAY)
+    reference = _reference(home, champion, folder)
+    judged = check_traffic(audit, champion.version, reference, recipe.drift, folder)
     if judged:
         last = judged[-1]
         described = f"Window {last.window.id} of release {champion.version} against its reference"
@@ -129,9 +135,9 @@ def _tell(home: Path, recipe: Recipe) -> None:
     """The open episode's event, if it was not sent; its page is linked."""
     folder = _kept(home, recipe)
     open_one = read_ledger(folder.ledger).open
-    if open_one is None:
+    if open_one is None or is_told(folder, open_one):
         return
-    reference = _reference(home, _champion(home, recipe))
+    reference = _reference(home, _champion(home, recipe), folder)
     server = PrefectServer(recipe.release.name, folder)
     if tell_episode(folder, lambda source: _audit(home, recipe, source), reference, recipe.drift, server):
         page = folder.page(open_one.id)
@@ -146,8 +152,9 @@ def _champion(home: Path, recipe: Recipe) -> Release:
     return champion
 
 
-def _reference(home: Path, champion: Release) -> Any:
-    return load_reference(reference_of(champion, home), Asked(load_chat(champion.base_path)))
+def _reference(home: Path, champion: Release, folder: DriftFolder) -> Any:
+    prompt = Asked(load_chat(champion.base_path))
+    return load_reference(reference_of(champion, home), prompt, folder.predicted(champion.version))
 
 
 def _kept(home: Path, recipe: Recipe) -> DriftFolder:

@@ -29,7 +29,7 @@ class Row(Record):
     """
 
     check: str
-    required: bool = True
+    optional: bool = False
     verdict: Verdict
     reason: str
     n_reference: int
@@ -45,7 +45,7 @@ class Row(Record):
 
     def gate(self) -> Gate:
         """The row as a gate; PASS means that no drift was found where it would have been."""
-        evidence = self.model_dump(exclude={"check", "required", "verdict", "reason"})
+        evidence = self.model_dump(exclude={"check", "optional", "verdict", "reason"})
         return Gate(name=f"drift_{self.check}", verdict=self.verdict, reason=self.reason, evidence=evidence)
 
 
@@ -56,10 +56,10 @@ class DriftReport(Record):
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL when any check drifted, else PASS only when every required check could tell."""
+        """FAIL when any check drifted, else PASS only when every check that is not optional could tell."""
         if self.drifted:
             return Verdict.FAIL
-        told = all(row.verdict is Verdict.PASS for row in self.rows if row.required)
+        told = all(row.verdict is Verdict.PASS for row in self.rows if not row.optional)
         return Verdict.PASS if told else Verdict.INCONCLUSIVE
 
     @property
@@ -99,10 +99,8 @@ def drift_checks(reference: pd.DataFrame, window: pd.DataFrame, config: DriftCon
     measured.append(_missing(reference, window, config))
     judged = [m for m in measured if m.p is not None]
     corrected = dict(zip((m.check for m in judged), holm([m.p or 0.0 for m in judged]), strict=True))
-    optional = {check.name for check in config.checks if not check.required}
-    return DriftReport(
-        rows=tuple(_row(m, corrected.get(m.check), config.alpha, m.check not in optional) for m in measured)
-    )
+    optional = {check.name for check in config.checks if check.optional}
+    return DriftReport(rows=tuple(_row(m, corrected.get(m.check), config.alpha, m.check in optional) for m in measured))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -138,7 +136,7 @@ def _missing(reference: pd.DataFrame, window: pd.DataFrame, config: DriftConfig)
             continue
         a, b = len(present(reference, check)), len(present(window, check))
         here += b
-        if check.required or (a and b):  # an optional column that one side never had is no loss
+        if not check.optional or (a and b):  # an optional column that one side never had is no loss
             found.append((check.column, _lost(reference, a), _lost(window, b)))
     if min(len(reference), len(window)) < config.minimum or not here:
         return counts._replace(why="the window or the reference holds too few values to count the missing ones")
@@ -154,9 +152,9 @@ def _lost(frame: pd.DataFrame, here: int) -> NDArray[np.float64]:
     return np.repeat([0.0, 1.0], [here, len(frame) - here])
 
 
-def _row(measured: _Measured, corrected: float | None, alpha: float, required: bool) -> Row:
+def _row(measured: _Measured, corrected: float | None, alpha: float, optional: bool) -> Row:
     fields = {key: value for key, value in measured._asdict().items() if key not in ("why", "note")}
-    fields["required"] = required
+    fields["optional"] = optional
     effect = measured.effect
     if effect is None or corrected is None or not math.isfinite(effect) or not math.isfinite(corrected):
         fields |= {"effect": None, "p": None}

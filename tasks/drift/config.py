@@ -29,8 +29,9 @@ class Check(Config):
     kind: Kind = Field(description="what is compared, and by which test")
     effect: float = Field(gt=0, le=1, description="the least effect that counts as drift")
     direction: Literal["any", "rise", "fall"] = Field(default="any", description="which change matters")
-    required: bool = Field(
-        default=True, description="no window is quiet without its verdict; if not, its column may be missing altogether"
+    optional: bool = Field(
+        default=False,
+        description="a window may PASS without its verdict, and its column may be missing altogether",
     )
 
     @property
@@ -48,7 +49,7 @@ class Check(Config):
 
 
 def _optional(name: str, column: str, kind: Kind, effect: float, direction: Literal["any", "rise"] = "any") -> Check:
-    return Check(name=name, column=column, kind=kind, effect=effect, direction=direction, required=False)
+    return Check(name=name, column=column, kind=kind, effect=effect, direction=direction, optional=True)
 
 
 DEFAULT_CHECKS: tuple[Check, ...] = (

@@ -33,6 +33,10 @@ class DriftFolder:
     def plot(self) -> Path:
         return self.root / "effects.png"
 
+    def predicted(self, release: int) -> Path:
+        """What a release's reward model said of its reference."""
+        return self.root / f"predicted-{release}.json"
+
     def report(self, window: str) -> Path:
         """All checks of a window."""
         return self.root / "windows" / f"{window}.json"

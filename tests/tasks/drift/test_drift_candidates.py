@@ -31,7 +31,7 @@ def test_the_sessions_that_lie_where_the_drift_is_are_named() -> None:
     assert named("success", [1.0, 1.0], [1.0, 0.0, 1.0]) == ["s1"]
     assert named("truncation", [0.0, 0.0], [1.0, 0.0]) == ["s0"]
     assert named("horizon_mix", ["short", "long"], ["long", "long", "short"]) == ["s0", "s1"]
-    assert named("tool_mix", [["read"], ["edit"]], [["test", "read"], ["read"], []]) == ["s0"]
+    assert named("tool_mix", [["read"], ["edit"]], [["test", "read"], ["read"], ["test"]]) == ["s0", "s2"]
     assert named("prompt_meaning", ["fix the code", "fix a code"] * 9, ["fix the code", "bake bread"]) == ["s1"]
     assert named("prompt_length", [], [1, 2]) == []
 

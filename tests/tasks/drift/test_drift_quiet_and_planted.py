@@ -134,7 +134,7 @@ def test_an_optional_column_that_nobody_fills_is_named_and_does_not_hold_the_ver
     assert report.verdict is Verdict.PASS
 
 
-def test_a_required_column_that_stops_coming_is_missing_and_starts_no_run() -> None:
+def test_a_column_that_stops_coming_is_missing_and_starts_no_run() -> None:
     reference = sessions(400, 1)
     windows = [window_of(n, sessions(200, n, lambda rng, frame: {"success": None}), reference) for n in range(3)]
     assert {window.drifted for window in windows} == {(MISSING,)}
