@@ -37,7 +37,7 @@ class Bucket:
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self._most / 60)
         self._at = now
-        return 0.0 if self._left > 0 else (1 - self._left) * 60 / self._most
+        return max(0.0, 1 - self._left) * 60 / self._most
 
     def take(self, count: int) -> None:
         self._left -= count

@@ -51,7 +51,7 @@ class AuditLog:
         self._closing = False
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="audit-days")
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-        self._closer.submit(self._settle, self._place.day).add_done_callback(_report)
+        self._closer.submit(self._settle).add_done_callback(_report)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class AuditLog:
         if not self._lock.closed:
             if self._file is not None:
                 self._file.close()
-            self._settle(keep=None)
+            self._settle(all_days=True)
             self._lock.close()
 
     def _run(self) -> None:
@@ -131,7 +131,7 @@ class AuditLog:
         for waiting in rows:
             waiting.written.set_result(None)
         if fresh:
-            self._closer.submit(self._settle, day).add_done_callback(_report)
+            self._closer.submit(self._settle).add_done_callback(_report)
 
     def _write(self, day: Day, data: bytes, fresh: bool) -> None:
         """Append and force to disk; what a failed write left behind is cut off again."""
@@ -151,10 +151,11 @@ class AuditLog:
             os.truncate(day.lines, size)
             raise
 
-    def _settle(self, keep: str | None) -> None:
-        """Close the days that no row goes to any more, and remove those that are too old."""
+    def _settle(self, *, all_days: bool = False) -> None:
+        """Close the days before the last row's, to which no row goes any more, and remove what is too old."""
+        last = self._place.day
         for day in days_of(self._folder):
-            if day.name != keep:
+            if all_days or day.name < last:
                 close_day(day)
         if self._retention is not None:
             expire(self._folder, datetime.now(UTC).date().isoformat(), self._retention)

@@ -21,7 +21,8 @@ _SECRET = "|".join(
         r"\bAKIA[A-Z0-9]{16}\b",
         r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
         r"(?i:(?<=bearer )[A-Za-z0-9._~+/\-]{16,})",
-        r"(?i:\b(?:api[_\-]?key|secret|token|passwd|password)[\"']?\s{0,3}[:=]\s{0,3}[\"']?[^\s\"',;]{8,})",
+        r"(?i:(?<![a-z])(?:api[_\-]?key|secret|token|passwd|password)[\"']?\s{0,3}[:=]\s{0,3}[\"']?"
+        r"(?=[a-z_\-+/=.]*\d)[a-z0-9_\-+/=.]{8,})",
     )
 )
 BUILTIN = {

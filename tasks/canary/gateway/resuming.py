@@ -35,4 +35,7 @@ def open_sessions(folder: Path, idle_seconds: float, most: int, now: datetime | 
     rows = rows[~rows["shadow"].astype(bool)]
     ended = set(rows[rows["kind"] == "outcome"]["session"])
     last = rows[(rows["ts"] >= since) & ~rows["session"].isin(ended)].groupby("session").tail(1).tail(most)
-    return [Resumed(*fields, stage, turn + 1) for *fields, stage, turn in last[_FIELDS].values.tolist()]
+    return [
+        Resumed(tenant, session, release, arm, stage, turn + 1)
+        for tenant, session, release, arm, stage, turn in last[_FIELDS].values.tolist()
+    ]

@@ -242,7 +242,7 @@ def test_retention_removes_rows_and_leaves_the_chain_whole(tmp_path: Path) -> No
     assert (found.rows, found.removed, found.fault) == (2, 1, None)
     expire(tmp_path, "2027-12-31", 30)
     with AuditLog(tmp_path) as log:
-        log.append(row("later"))
+        log.append(row("later"), datetime(2027, 12, 31, tzinfo=UTC))
     found = verify(tmp_path)
     assert (found.rows, found.removed, found.fault) == (1, 2, None)
     (tmp_path / "2026-11-30.removed.json").unlink()
@@ -273,6 +273,21 @@ def test_a_write_that_fails_is_told_and_breaks_nothing(tmp_path: Path, monkeypat
                 log.append(row("b"), MONDAY)
         log.append(row("c"), MONDAY)
     assert list(read_audit(tmp_path)["session"]) == ["a", "c"] and verify(tmp_path).fault is None
+
+
+def test_a_day_is_never_closed_while_rows_go_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing runs beside writing, and may come late."""
+    ready, real = threading.Event(), AuditLog._settle
+    monkeypatch.setattr(AuditLog, "_settle", lambda log, **kind: (ready.wait(10), real(log, **kind)))
+    log = AuditLog(tmp_path)
+    for number, now in enumerate([MONDAY, TUESDAY, TUESDAY]):
+        log.append(row(f"s{number}"), now)
+    ready.set()
+    log._closer.shutdown()
+    assert files(tmp_path) == ["2026-11-30.parquet", "2026-12-01.jsonl", "head.json"]
+    log.append(row("s3"), TUESDAY)
+    log.close()
+    assert list(read_audit(tmp_path)["session"]) == ["s0", "s1", "s2", "s3"] and verify(tmp_path).fault is None
 
 
 def test_two_logs_never_write_one_folder(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_day_of_a_gateway(open_gateway: Open, scripted: Scripted, registry: Re
         HTTP.post(f"{gateway.url}/feedback", json={"session": "old", "outcome": True})
         until(lambda: engine.dropped == ["release-1"])
 
+        registry.set_trial(None, who="t", why="promoted")
         registry.rollback(why="worse")
         until(lambda: gateway.routes.champion.release == "release-1")
         assert release_of(ask(gateway, "after")) == "release-1"
