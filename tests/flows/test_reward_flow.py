@@ -12,8 +12,10 @@ from flows.summary import all_gates, sentinel_rows
 from tasks.paths import RunFolder
 from tasks.reward.sentinel import Finding, SentinelReport
 
-RECIPE = Recipe.model_validate({"reward": {"terms": {"proxy": {"enabled": True}, "cost": {"enabled": True}}}})
-WEIGHTS = {"outcome": 1.0, "cost": 0.1, "proxy": 1.0}
+RECIPE = Recipe.model_validate(
+    {"reward": {"terms": {"proxy": {"enabled": True}, "cost": {"enabled": True, "weight": 0.5}}}}
+)
+WEIGHTS = {"outcome": 1.0, "cost": 0.5, "proxy": 1.0}
 
 
 def seen(run: RunFolder, iteration: int, verdict: Verdict, off: dict[str, str], *findings: Finding) -> None:
@@ -22,13 +24,13 @@ def seen(run: RunFolder, iteration: int, verdict: Verdict, off: dict[str, str], 
     write_json(run.iteration(iteration).sentinel, report)
 
 
-def test_a_term_goes_off_after_the_iteration_that_the_sentinel_failed(tmp_path: Path) -> None:
+def test_a_term_goes_off_with_the_iteration_that_the_sentinel_failed(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     seen(run, 0, Verdict.INCONCLUSIVE, {})
     seen(run, 1, Verdict.FAIL, {"proxy": "it rose"})
     seen(run, 2, Verdict.PASS, {"proxy": "it rose"})
     without = {name: weight for name, weight in WEIGHTS.items() if name != "proxy"}
-    assert [weights_at(run, RECIPE, number) for number in range(4)] == [WEIGHTS, WEIGHTS, without, without]
+    assert [weights_at(run, RECIPE, number) for number in range(4)] == [WEIGHTS, without, without, WEIGHTS]
     assert [gate.verdict for gate in sentinel_gates(run.iteration(1).sentinel)] == [Verdict.FAIL]
     assert sentinel_gates(run.iteration(9).sentinel) == []
 
