@@ -44,15 +44,14 @@ def judge(bench: Bench, recipe: Recipe, iteration: int) -> None:
                 recipe.reward,
                 by_turn=recipe.credit.method == "process" or recipe.reward.terms.process.enabled,
             )
-    weights = weights_at(bench.run, recipe, iteration)
     if not here.sentinel.exists():
         with clock(bench.run, "sentinel", iteration):
-            _watch(bench, recipe, iteration, weights)
+            _watch(bench, recipe, iteration)
     if recipe.reward.sentinel.action == "hold":
         require(*(gate for gate in sentinel_gates(here.sentinel) if gate.verdict is Verdict.FAIL))
     if not here.batch.exists():
         with clock(bench.run, "credit", iteration):
-            known = values(bench, recipe, iteration)
+            known, weights = values(bench, recipe, iteration), weights_at(bench.run, recipe, iteration)
             report = assign_credit(
                 here.trajectories, here.segments, here.batch, recipe.credit, weights, known, here.signals
             )
@@ -60,9 +59,12 @@ def judge(bench: Bench, recipe: Recipe, iteration: int) -> None:
 
 
 def weights_at(run: RunFolder, recipe: Recipe, iteration: int) -> dict[str, float]:
-    """The weights that an iteration is credited by: the recipe's, less the terms that are off by then."""
-    before = run.iteration(iteration - 1).sentinel
-    off = read_json(before)["off"] if before.exists() else {}
+    """The weights that an iteration is credited by: the recipe's, less the terms that are off once it was looked at.
+
+    The sentinel looks before credit is given, so that not even the iteration it fails is trained on what was gamed.
+    """
+    seen = run.iteration(iteration).sentinel
+    off = read_json(seen)["off"] if seen.exists() else {}
     return {name: weight for name, weight in recipe.reward.weights.items() if name not in off}
 
 
@@ -71,14 +73,15 @@ def sentinel_gates(path: Path) -> list[Gate]:
     return list(SentinelReport.model_validate(read_json(path)).gates) if path.exists() else []
 
 
-def _watch(bench: Bench, recipe: Recipe, iteration: int, weights: dict[str, float]) -> None:
+def _watch(bench: Bench, recipe: Recipe, iteration: int) -> None:
     here, before = bench.run.iteration(iteration), bench.run.iteration(iteration - 1).sentinel
+    weights = weights_at(bench.run, recipe, iteration - 1)
     said = proxies(bench, recipe, iteration) if "proxy" in weights else NOT_ASKED
     tell_signals(here.trajectories, bench.run.train, here.signals, recipe.reward.terms, said)
     report = watch_rewards(here.trajectories, bench.run.train, here.signals, weights, before, recipe.reward.sentinel)
     write_json(here.sentinel, report)
     for name in report.off.keys() & weights.keys():
-        progress.say(f"sentinel: reward term {name} is off from iteration {iteration + 1} on: {report.off[name]}")
+        progress.say(f"sentinel: reward term {name} is off from iteration {iteration} on: {report.off[name]}")
 
 
 @flow(name="reward model", flow_run_name="reward model")

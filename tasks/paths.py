@@ -93,7 +93,7 @@ class Iteration(Sessions):
 
     @property
     def sentinel(self) -> Path:
-        """What looked like a gamed reward, and which terms are off after this iteration."""
+        """What looked like a gamed reward, and which terms are off from this iteration on."""
         return self.root / "sentinel.json"
 
     @property

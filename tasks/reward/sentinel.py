@@ -1,6 +1,6 @@
 """The sentinel: is a reward term paid for what the hidden checks do not confirm?
 
-verified rollouts + signals + what earlier iterations saw -> findings, gates -> terms that are off from the next one on
+verified rollouts + signals + what earlier iterations saw -> findings, gates -> terms that are off from this one on
 
 Everything it decides follows from the iteration's files and the iterations before it: a repeat decides the same.
 """
@@ -50,7 +50,7 @@ class SentinelReport(Record):
     gates: tuple[Gate, ...]
     findings: tuple[Finding, ...]
     sums: tuple[Sums, ...] = Field(description="of this iteration and those before it, two windows of them")
-    off: dict[str, str] = Field(default={}, description="terms that are off from the next iteration on, and why")
+    off: dict[str, str] = Field(default={}, description="terms that are off from this iteration on, and why")
 
 
 def watch(
@@ -61,7 +61,7 @@ def watch(
     before: SentinelReport | None,
     config: SentinelConfig,
 ) -> SentinelReport:
-    """Look at one iteration that was credited by `weights`; `before` is the report of the last one."""
+    """Look at one iteration that is to be credited by `weights`; `before` is the report of the last one."""
     scored = [t for t in trajectories if t.scorable]
     terms = [name for name in weights if signals.by_rollout(name) and name != "process"]
     findings = list(find(scored, problems))

@@ -35,9 +35,9 @@ def test_the_report_has_both_tracks_and_counts_exclusions(make_trajectory):
 
 
 def test_the_training_reward_is_its_own_track(make_trajectory):
-    rollouts = [make_trajectory(f"p{i}", outcome=False, rewards={"outcome": 0.0, "process": 0.8}) for i in range(4)]
-    found = report(rollouts, weights={"outcome": 1.0, "process": 0.5}).horizons["all"]
-    assert found.rate == 0
+    rollouts = [make_trajectory(f"p{i}", outcome=True, rewards={"outcome": 0.8}) for i in range(4)]
+    found = report(rollouts, weights={"outcome": 0.5}).horizons["all"]
+    assert found.rate == 1
     assert found.training_reward == pytest.approx(0.4)
 
 
