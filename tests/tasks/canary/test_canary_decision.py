@@ -193,6 +193,16 @@ def test_everything_is_given_only_on_evidence_and_baked_and_approved_before_the_
     assert at(whole + broken, 2, approved=True)[0] == "rollback", "armed after the last share too"
 
 
+def test_a_candidate_that_goes_wrong_only_once_it_gets_everything_is_rolled_back_on_its_sessions_since_then() -> None:
+    better = both((700, 300), (900, 100), stage=1)
+    for failures, action in ((5, "continue"), (60, "rollback")):
+        whole = better + sessions("candidate", 0, failures, stage=2)
+        decision = canary_decision(whole, LIVE, Circumstances(stage=2, seconds=1.0))
+        assert decision.action == action, decision.reason
+    success = next(gate for gate in decision.gates if gate.name == "canary_success")
+    assert success.evidence["n_candidate"] == 60, "the 1,000 sessions before say nothing of what happens now"
+
+
 def test_a_guard_holds_without_data_and_rolls_back_on_a_failure_but_need_not_pass() -> None:
     def decided(evidence: list[LiveSession], name: str) -> str:
         guard = Metric(name=name, better="lower", criticality="guards", margin=0.1, scale=1.0)
