@@ -61,6 +61,7 @@ def _trial(bench: Bench, recipe: Recipe, published: dict[str, Any]) -> CanaryRep
             recipe.canary,
             (bench.run.canary, bench.run.audit),
             lambda _: tick(),
+            tool_format=recipe.rollout.tool_format,
         )
         tick(0, note=report.decision.action)
     return report

@@ -23,7 +23,7 @@ from tasks.rollout.agent import CUT
 from tasks.rollout.environments import Session, VerifierError, checked, environment_of, open_session
 from tasks.rollout.environments.base import Listener
 from tasks.rollout.sandbox import SandboxError, WarmPool
-from tasks.rollout.toolformats import FORMATS
+from tasks.rollout.toolformats import FORMATS, ToolFormat
 
 Message = dict[str, Any]
 _VERIFIER_TRIES = 3
@@ -118,12 +118,13 @@ class Job(NamedTuple):
 
 
 class Desk(NamedTuple):
-    """What live sessions share: the client, the agent's sandboxes, the verifier's own, the settings."""
+    """What live sessions share: the client, the agent's sandboxes, the verifier's own, the settings, how calls look."""
 
     client: Client
     sandboxes: WarmPool
     verifier: WarmPool
     config: CanaryConfig
+    tool_format: ToolFormat = FORMATS["hermes"]
 
 
 def play_all(
@@ -216,7 +217,7 @@ class _Player:
             if self.session.hear(message.get("content") or "", calls):
                 return True
         elif not calls and not errors:
-            errors = [FORMATS["hermes"].no_call]  # what the gateway reads
+            errors = [self.desk.tool_format.no_call]
         self.tool_errors += len(errors)
         for call, given in zip(calls, asked, strict=True):
             result = self.session.call(call)

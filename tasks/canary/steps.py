@@ -31,11 +31,13 @@ def canary(
     config: CanaryConfig,
     folders: tuple[Path, Path],
     on_session: Callable[[LiveSession], None] | None = None,
+    *,
+    tool_format: str = "hermes",
 ) -> CanaryReport:
     """Champion and candidate behind a gateway; `pools`: agent's, verifier's; `folders`: the canary's, the audit's."""
     champion, candidate = (served_of(release) for release in releases)
     with (
         AuditLog(folders[1]) as audit,
-        Gateway(engine, chat, champion, audit, config.gateway) as gateway,
+        Gateway(engine, chat, champion, audit, config.gateway, tool_format=tool_format) as gateway,
     ):
         return run_trial(gateway, candidate, problems, pools, config, folders[0], on_session)

@@ -85,7 +85,7 @@ def run_trial(
             on_session(session)
 
     with Client(gateway.url, config) as client:
-        desk = Desk(client, pools[0], pools[1], config)
+        desk = Desk(client, pools[0], pools[1], config, gateway.tool_format)
         while decision.action == "continue":
             played = {session.session for session in sessions}
             wave = [job for job in jobs if job.session not in played][: config.look_every]

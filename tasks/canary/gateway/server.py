@@ -59,6 +59,7 @@ class Gateway:
         self.config = config or GatewayConfig()
         self.routes = Routes(champion)
         self.metrics = Metrics()
+        self.tool_format = FORMATS[tool_format]
         self.trouble: str | None = None
         self.url = ""
         self._audit = audit
@@ -67,7 +68,7 @@ class Gateway:
         self._pump = EnginePump(engine, slots)
         self._memory = Memory(self.config.max_sessions, self._pump.close_session)
         ledger = Ledger(audit, self.metrics, self.config)
-        turns = Turns(self._pump, chat, FORMATS[tool_format], ledger, self.metrics, self.config)
+        turns = Turns(self._pump, chat, self.tool_format, ledger, self.metrics, self.config)
         self._shadow = Shadow(self.routes, turns, self._pump, ledger, self.metrics, self.config)
         endpoints = Endpoints(
             self.config,
