@@ -18,6 +18,7 @@ from data_contracts.gates import Verdict
 from flows.drift_event import EVENT, PrefectServer, resource_of
 from flows.recipe import Recipe
 from flows.stage import at_work, clock, gate_rows, keep_gates, show_picture, show_table
+from models.mlflow_client import tracking_uri
 from models.registry import Registry
 from models.release import Release
 from tasks.drift.episodes import Ledger, read_ledger
@@ -146,7 +147,7 @@ def _tell(home: Path, recipe: Recipe) -> None:
 
 def _champion(home: Path, recipe: Recipe) -> Release:
     name = recipe.release.name
-    champion = Registry(f"sqlite:///{home / 'mlflow.db'}", home / "mlartifacts", name, home=home).champion()
+    champion = Registry(tracking_uri(home), home / "mlartifacts", name, home=home).champion()
     if champion is None:
         raise UserError(f"{name!r} has no champion to check: run `ratchet run RECIPE` first.")
     return champion

@@ -108,6 +108,7 @@ def _going_on(home: Path, name: str | None) -> tuple[Registry, ServiceFolder, St
 
 def _latest(home: Path, name: str | None) -> tuple[Registry, ServiceFolder, StandingStatus]:
     """The canary that began last, as the registry has it now."""
+    from models.mlflow_client import tracking_uri
     from models.registry import Registry
     from tasks.canary.standing import settled
     from tasks.canary.standing_status import all_statuses
@@ -120,5 +121,5 @@ def _latest(home: Path, name: str | None) -> tuple[Registry, ServiceFolder, Stan
     if name is None and len(known) > 1:
         raise UserError(f"canaries of {', '.join(known)} are in {home}: give --name.")
     folder = ServiceFolder(home, name or known[0])
-    registry = Registry(f"sqlite:///{home / 'mlflow.db'}", home / "mlartifacts", folder.name, home=home)
+    registry = Registry(tracking_uri(home), home / "mlartifacts", folder.name, home=home)
     return registry, folder, settled(registry, registry.serving(), all_statuses(folder)[-1])
