@@ -37,6 +37,8 @@ class Patience:
     longest_wait: float = 30.0
     start: float = 900.0
     """A service that is not up after so long is given up: a starved machine takes minutes."""
+    settled: float = 5.0
+    """One that listens nowhere is taken for up after so long."""
     tell_every: float = 30.0
     """What takes long is said so often."""
 
@@ -128,7 +130,7 @@ class Keeper:
 
     def _note_start(self, kept: Kept) -> None:
         took, patience = time.monotonic() - kept.began, self._patience
-        if kept.plan.up():
+        if (kept.plan.url or took > self._patience.settled) and kept.plan.up():
             kept.up = True
             if kept.ended or kept.waits or kept.told:
                 self._say(f"{kept.name} is up{' again' if kept.ended else ''} after {took:.0f} s")

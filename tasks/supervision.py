@@ -41,7 +41,7 @@ class Plan:
         return self.logs / f"{self.name}.log"
 
     def up(self) -> bool:
-        """Whether it answers; one that listens nowhere is up as soon as it is started."""
+        """Whether it answers; one that listens nowhere is not asked."""
         return not self.url or answers(self.url + self.health)
 
 

@@ -107,7 +107,7 @@ def approval(screens: Screens, url: str, home: Path) -> None:
         form.get_by_role("switch").first.click()
         form.get_by_role("textbox").first.fill("seen in the traces")
         screens.shot("9-approval-form")
-        form.get_by_role("button", name="Submit").click()
+        waited_for(lambda: submitted(screens.page))
         asking.wait(PATIENCE)
         screens.open(f"{url}/runs/flow-run/{run}", "Completed")
         screens.shot("10-approved")
@@ -115,6 +115,14 @@ def approval(screens: Screens, url: str, home: Path) -> None:
         asking.terminate()
     answer = json.loads(next(home.glob("service/repair-agent/canary/shown/answer*.json")).read_text())
     assert answer["approved"] is True, answer
+
+
+def submitted(page: Page) -> list[bool]:
+    """Press the form's button, which does nothing while the page still checks what was typed."""
+    if page.locator(".p-modal").is_visible():
+        page.locator(".p-modal").get_by_role("button", name="Submit").click()
+        page.wait_for_timeout(3_000)
+    return [] if page.locator(".p-modal").is_visible() else [True]
 
 
 def mlflow(screens: Screens, url: str) -> None:
