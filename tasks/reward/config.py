@@ -66,8 +66,8 @@ class SentinelConfig(Config):
 
     action: Literal["switch_off", "hold", "watch"] = Field(
         default="switch_off",
-        description="when a gate fails: switch the offending terms off, from this iteration's credit on; hold the run; "
-        "or only say so",
+        description="when a gate fails: switch the offending terms off, in this iteration's credit already; hold "
+        "the run; or only say so",
     )
     window: int = Field(default=3, ge=1, description="iterations that are compared with as many before them")
     z: float = Field(default=2.33, gt=0, description="standard errors from which a rise, a fall or a sign counts")
