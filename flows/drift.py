@@ -71,7 +71,9 @@ def newest_audited(home: Path) -> RunFolder | None:
 
 
 def reference_of(champion: Release, home: Path) -> Path:
-    """The evaluation that the champion was released with."""
+    """The evaluation that the champion was released with: as its release keeps it, or, of older ones, as its run does."""
+    if champion.reference_path is not None:
+        return champion.reference_path
     source = RunFolder(home / champion.manifest.run_id)
     first = champion.policy_version == source.policy(0).name
     path = source.evaluation("before" if first else "after").reference
