@@ -71,7 +71,7 @@ def newest_audited(home: Path) -> RunFolder | None:
 
 
 def reference_of(champion: Release, home: Path) -> Path:
-    """The evaluation that the champion was released with: as its release keeps it, or, of older ones, as its run does."""
+    """The evaluation that the champion was released with: the release keeps it; for an older one its run has to."""
     if champion.reference_path is not None:
         return champion.reference_path
     source = RunFolder(home / champion.manifest.run_id)
