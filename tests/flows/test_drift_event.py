@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -15,14 +16,16 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from data_contracts.store import read_jsonl
+from flows.deployments import deployed, served
 from flows.drift_event import EVENT, PrefectServer
 from flows.recipe import Recipe
-from flows.services import prefect_server
-from flows.serving import deployments
+from flows.services import prefect_plan
 from tasks.drift import telling
 from tasks.drift.episodes import Episode
 from tasks.drift.folder import DriftFolder
 from tasks.drift.telling import tell
+from tasks.keeper import Keeper
+from tasks.supervision import free_port
 
 AGENT = Recipe().release.name
 
@@ -30,8 +33,11 @@ AGENT = Recipe().release.name
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
-    with prefect_server(home, {}) as service, temporary_settings({PREFECT_API_URL: f"{service.url}/api"}):
-        yield f"{service.url}/api"
+    with Keeper(print) as keeper:
+        url = f"{keeper.keep(prefect_plan(home, free_port(), {})).plan.url}/api"
+        assert keeper.wait_up(threading.Event())
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield url
 
 
 def episode(name: str) -> Episode:
@@ -108,8 +114,8 @@ def test_an_event_that_is_sent_twice_before_it_is_stored_counts_once(api: str, t
 
 
 def test_an_episode_starts_one_run_with_its_reason(api: str, tmp_path: Path) -> None:
-    training, _ = deployments(tmp_path, Recipe())
-    identity = training.apply()
+    training = next(each for each in deployed(Recipe(), tmp_path) if each.name == "post_train")
+    identity = served(training).apply()
     told, folder = episode("release-3-00007"), DriftFolder(tmp_path)
     for _ in range(4):  # its windows go on drifting, every check asks for it to be told
         tell(folder, told, PrefectServer(AGENT, folder))
