@@ -129,11 +129,11 @@ class Agent:
             completion.routing,
         )
         self._left -= len(completion.token_ids)
-        shown = self._context.text
+        shown, asked = self._context.text, len(self._context.ids)
         text = self._context.said(completion.token_ids)
         calls, errors = self._read(text, cut)
         self._malformed += len(errors)
-        self._turns.append(self._turn(completion, text, calls, errors, shown))
+        self._turns.append(self._turn(completion, text, calls, errors, (shown, asked)))
         self._policy.said(text, len(completion.token_ids))
         if cut and self._left <= 0:
             self.status = "out_of_tokens"
@@ -160,13 +160,19 @@ class Agent:
         return self._listener is not None and for_it and self._listener.hear(parsed.content, calls)
 
     def _turn(
-        self, completion: Completion, text: str, calls: tuple[ToolCall, ...], errors: tuple[str, ...], shown: str
+        self,
+        completion: Completion,
+        text: str,
+        calls: tuple[ToolCall, ...],
+        errors: tuple[str, ...],
+        context: tuple[str, int],
     ) -> Turn:
+        shown, asked = context
         return Turn(
             index=len(self._turns),
             completion=text,
             completion_tokens=len(completion.token_ids),
-            prompt_tokens=completion.prompt_tokens,
+            prompt_tokens=asked,
             finish_reason=completion.finish_reason,
             calls=calls,
             call_errors=errors,
@@ -176,7 +182,7 @@ class Agent:
             purpose="summary" if self._question else "work",
             segment=self._segments.index,
             cached_tokens=completion.cached_tokens,
-            origins=self._policy.origins(completion.prompt_tokens, len(self._prompt)),
+            origins=self._policy.origins(asked, len(self._prompt)),
             prompt_kept=self._policy.keeps_prompt(shown),
         )
 

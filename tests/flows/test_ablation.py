@@ -21,6 +21,7 @@ def ablate(home: Path, methods: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.cli", "ablate", "credit", str(ROOT / "infra" / "recipes" / "smoke.toml")]
     command += ["--methods", methods, "--seeds", "1", "--tokens", str(TOKENS), "--points", "1", "--home", str(home)]
     command += ["--set", "evaluation.problems={ short = 4 }", "--set", "credit.td_refit=1"]
+    command += ["--set", "reward.probe.value_ece_limit=1.0", "--set", "reward.probe.value_auroc_limit=0.0"]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
 
 

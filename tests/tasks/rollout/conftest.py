@@ -200,8 +200,8 @@ class Server:
 
     @property
     def processes(self) -> list[str]:
-        """What lives of it: all that it starts is of its session, whatever they call themselves."""
-        return [line for pid, session, line in processes() if session == self.service or pid == self.supervisor]
+        """What lives of it: all that it starts is of its supervisor's session, whatever they call themselves."""
+        return [line for _, session, line in processes() if session == self.supervisor]
 
     def kill(self) -> None:
         """SIGKILL for the server itself; its supervisor and its engine's processes are left to see to that."""
