@@ -73,10 +73,11 @@ def _show(name: str, agent: dict[str, Any]) -> None:
 
     console = Console()
     table = Table(title=name, title_justify="left")
-    for column in agent["windows"][0]:
+    shown = [column for column in agent["windows"][0] if column != "untold"]  # mostly the same; --json has it
+    for column in shown:
         table.add_column(column, overflow="fold")
     for row in agent["windows"]:
-        table.add_row(*row.values())
+        table.add_row(*(row[column] for column in shown))
     console.print(table)
     for episode in agent["episodes"]:
         state = f"over, {episode['ended']}" if episode["ended"] else "open"
