@@ -25,7 +25,7 @@ from tasks.drift.prompts import Asked, load_chat
 from tasks.drift.steps import check_run, check_traffic, draw, load_reference, predict_reference, tell_episode
 from tasks.drift.telling import is_told
 from tasks.drift.watch import GATEWAY
-from tasks.paths import RunFolder, ServiceFolder
+from tasks.paths import RunFolder, ServiceFolder, Side
 from tasks.release.opening import registry_of
 
 
@@ -71,15 +71,17 @@ def newest_audited(home: Path) -> RunFolder | None:
 
 
 def reference_of(champion: Release, home: Path) -> Path:
-    """The evaluation that the champion was released with: the release keeps it; for an older one its run has to."""
-    if champion.reference_path is not None:
-        return champion.reference_path
-    source = RunFolder(home / champion.manifest.run_id)
-    first = champion.policy_version == source.policy(0).name
-    path = source.evaluation("before" if first else "after").reference
+    """What live sessions are compared with: the release keeps it; for an older one its run has to."""
+    path = champion.reference_path or evaluation_of(champion, home).reference
     if not path.is_file():
         raise UserError(f"the reference of release {champion.version} is gone: {path} does not exist.")
     return path
+
+
+def evaluation_of(champion: Release, home: Path) -> Side:
+    """The evaluation that the champion was released with, in the folder of its run."""
+    source = RunFolder(home / champion.manifest.run_id)
+    return source.evaluation("before" if champion.policy_version == source.policy(0).name else "after")
 
 
 def window_rows(ledger: Ledger) -> list[dict[str, Any]]:
@@ -104,7 +106,7 @@ def _check_run(folder: RunFolder) -> str:
             raise UserError(f"{recipe.release.name!r} has no champion to check: run `ratchet run RECIPE` first.")
         with clock(folder, "drift"):
             kept, path = _kept(folder.home, recipe), reference_of(champion, folder.home)
-            segments = path.with_name("segments.parquet")
+            segments = evaluation_of(champion, folder.home).segments
             if champion.reward_path is not None and segments.exists():  # here, where the base is in memory
                 predict_reference(
                     champion.reward_path, bench.base.model, path, segments, kept.predicted(champion.version)

@@ -83,8 +83,8 @@ class Gateway:
             self._pump.streams,
         )
         self._socket = socket.create_server((self.config.host, self.config.port), backlog=512)
-        # asyncio turns Nagle's algorithm off only where a socket names its protocol, which this one does not: headers and
-        # body are two writes, and the second would wait 40 ms for the client's delayed acknowledgement
+        # asyncio turns Nagle's algorithm off only where a socket names its protocol, which this one does not: headers
+        # and body are two writes, and the second would wait 40 ms for the client's delayed acknowledgement
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = uvicorn.Config(endpoints.app(), log_level="warning", access_log=False, lifespan="off")
         self._server = uvicorn.Server(settings)
