@@ -57,9 +57,8 @@ def ablation(recipe: Recipe, home: str, plan: Plan) -> list[dict[str, Any]]:
     for seed in range(recipe.seed, recipe.seed + plan.seeds):
         first = RunFolder(root / f"{plan.arms[0]}-{seed}")
         for arm in plan.arms:
-            points += _arm(
-                arm, _recipe_of(recipe, plan.subject, arm, seed), RunFolder(root / f"{arm}-{seed}"), first, plan
-            )
+            run = RunFolder(root / f"{arm}-{seed}")
+            points += _arm(arm, _recipe_of(recipe, plan.subject, arm, seed), run, first, plan)
             _report(root, points, plan.subject)
     rows = table(points, plan.subject)
     title = f"Verified success on held-out problems after {plan.tokens:,} sampled tokens"

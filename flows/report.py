@@ -111,9 +111,3 @@ def _session(side: str, trajectory: Trajectory) -> dict[str, Any]:
         "rewards": trajectory.rewards,
         "turns": trajectory.turns,
     }
-
-
-def load_summary(run: RunFolder) -> dict[str, Any]:
-    """The summary of a run that has one."""
-    found: dict[str, Any] = read_json(run.summary)
-    return found

@@ -80,8 +80,19 @@ def all_gates(run: RunFolder) -> list[Gate]:
         *(gate for stage in early for gate in of_stages[stage]),
         *_iteration_gates(run),
         *_sentinel_gates(run),
-        *(gate for stage in late for gate in of_stages[stage]),
+        *(gate for stage in late if stage != "drift" for gate in of_stages[stage]),
+        *_drift_gates(of_stages["drift"]),
     ]
+
+
+def _drift_gates(gates: Sequence[Gate]) -> list[Gate]:
+    """Those that could tell, and one for all that could not: a run's own sessions are few."""
+    told = [gate for gate in gates if gate.verdict is not Verdict.INCONCLUSIVE]
+    untold = [gate.name.removeprefix("drift_") for gate in gates if gate.verdict is Verdict.INCONCLUSIVE]
+    if not untold:
+        return told
+    reason = f"{len(untold)} of {len(gates)} checks have too little to tell by: {', '.join(untold)}"
+    return [*told, Gate(name="drift_untold", verdict=Verdict.INCONCLUSIVE, reason=reason)]
 
 
 def sentinel_rows(run: RunFolder) -> list[dict[str, Any]]:

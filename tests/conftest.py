@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -91,6 +93,23 @@ def living() -> Callable[[set[int]], set[int]]:
         return left
 
     return found
+
+
+@pytest.fixture(scope="session")
+def killed() -> Callable[[Callable[[], None]], None]:
+    """Does some work in a process of its own, which has to end by SIGKILL."""
+
+    def die(work: Callable[[], None]) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                work()
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+    return die
 
 
 @pytest.fixture(params=TEMPLATES)

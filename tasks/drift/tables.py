@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_contracts.records import INFRASTRUCTURE, Trajectory
-from tasks.canary.sessions import LiveSession, metric_value
+from data_contracts.records import Trajectory
 from tasks.drift.text import symbol_share, word_variety
 
 TERMS = ("process", "format", "cost")
@@ -74,25 +73,6 @@ def reference_table(
             }
             for t in trajectories
             if t.scorable
-        ]
-    )
-
-
-def session_table(sessions: Sequence[LiveSession]) -> pd.DataFrame:
-    """Live sessions that were served; those lost to the sandbox, the verifier or a closed gateway are left out."""
-    return _table(
-        [
-            {
-                "session": s.session,
-                "horizon": s.horizon,
-                "prompt_tokens": s.prompt_tokens,
-                "turns": s.turns,
-                "tokens": s.tokens,
-                "tool_error_rate": s.tool_errors / max(s.turns, 1),
-                "success": metric_value(s, "success"),
-            }
-            for s in sessions
-            if s.status not in INFRASTRUCTURE or s.status == "verifier_error"
         ]
     )
 

@@ -27,6 +27,7 @@ from tasks.drift.telling import tell
 from tasks.keeper import Keeper
 from tasks.supervision import free_port
 
+Killed = Callable[[Callable[[], None]], None]
 AGENT = Recipe().release.name
 
 
@@ -55,9 +56,9 @@ POINTS = ("before intent", "after intent", "after sending", "before done", "afte
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_any_point_leaves_one_event_an_episode(api: str, tmp_path: Path, point: str) -> None:
+def test_a_kill_at_any_point_leaves_one_event_an_episode(api: str, tmp_path: Path, point: str, killed: Killed) -> None:
     told, folder = episode(f"release-3-{point.replace(' ', '-')}"), DriftFolder(tmp_path)
-    _killed(lambda: _tell_and_die(folder, told, point))
+    killed(lambda: _tell_and_die(folder, told, point))
     fresh = tell(folder, told, PrefectServer(AGENT, folder))
     assert fresh == (point in ("before intent", "after intent"))
     assert not tell(folder, told, PrefectServer(AGENT, folder))
@@ -91,18 +92,6 @@ def _tell_and_die(folder: DriftFolder, told: Episode, point: str) -> None:
 
     telling._note = noting
     tell(folder, told, Sending())
-
-
-def _killed(work: Callable[[], None]) -> None:
-    """Do it in a process of its own, which has to end by SIGKILL."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def test_an_event_that_is_sent_twice_before_it_is_stored_counts_once(api: str, tmp_path: Path) -> None:

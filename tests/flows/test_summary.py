@@ -214,3 +214,14 @@ def test_the_closing_table_shows_both_sides_the_gates_and_where_to_look(run: Run
     assert "rollout mismatch" in text
     assert "ratchet up" in text
     assert str(run.report.name) in text.replace("\n", "")
+
+
+def test_drift_checks_that_could_not_tell_are_one_line_and_the_others_stay(tmp_path: Path) -> None:
+    verdicts = {"success": Verdict.FAIL, "turns": Verdict.PASS, "tokens": Verdict.INCONCLUSIVE, "mix": Verdict.INCONCLUSIVE}
+    gates = [Gate(name=f"drift_{name}", verdict=verdict, reason="r") for name, verdict in verdicts.items()]
+    run = RunFolder(tmp_path)
+    write_json(run.gates / "drift.json", gates)
+    *told, untold = all_gates(run)
+    assert told == gates[:2]
+    assert (untold.name, untold.verdict) == ("drift_untold", Verdict.INCONCLUSIVE)
+    assert untold.reason == "2 of 4 checks have too little to tell by: tokens, mix"

@@ -173,7 +173,7 @@ def _problem(
         control={first: project.files[first] + _CONTROL},
         protected=(RUNNER, *sorted(whole)),
         limits=limits,
-        horizon=_horizon(project, case),
+        horizon=_horizon(project),
         tags=(mutant.kind.replace(" ", "_"),),
     )
 
@@ -183,7 +183,7 @@ def _half(tests: frozenset[str], rng: random.Random) -> list[str]:
     return rng.sample(sorted(tests), len(tests) // 2)
 
 
-def _horizon(project: Project, case: _Case) -> Horizon:
+def _horizon(project: Project) -> Horizon:
     """By what there is to read: the lines of the code that may hold the fault."""
     lines = sum(project.files[path].count("\n") for path in project.modules)
     return "short" if lines <= 150 else "medium" if lines <= 600 else "long"

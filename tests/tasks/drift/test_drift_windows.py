@@ -117,7 +117,9 @@ def test_each_window_is_judged_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["before", "after"])
-def test_a_kill_around_the_ledger_leaves_one_window_each_and_one_episode(tmp_path: Path, point: str) -> None:
+def test_a_kill_around_the_ledger_leaves_one_window_each_and_one_episode(
+    tmp_path: Path, point: str, killed: Callable[[Callable[[], None]], None]
+) -> None:
     folder, now = DriftFolder(tmp_path / "drift"), START + timedelta(hours=10)
     serve(tmp_path / "audit", 0, 30, outcome=False)
     killed(lambda: _killed_at_second_entry(tmp_path / "audit", folder, point, now))
@@ -142,18 +144,6 @@ def _killed_at_second_entry(audit: Path, folder: DriftFolder, point: str, now: d
 
     watch.append_entry = dying
     watch_traffic(audit, folder, 1, reference(), CONFIG, now)
-
-
-def killed(work: Callable[[], None]) -> None:
-    """Do it in a process of its own, which has to end by SIGKILL."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def test_the_table_of_an_audit_log_takes_what_clients_told_and_leaves_shadows_out(tmp_path: Path) -> None:
