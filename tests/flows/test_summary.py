@@ -217,7 +217,7 @@ def test_the_closing_table_shows_both_sides_the_gates_and_where_to_look(run: Run
 
 
 def test_drift_checks_that_could_not_tell_are_one_line_and_the_others_stay(tmp_path: Path) -> None:
-    verdicts = {"success": Verdict.FAIL, "turns": Verdict.PASS, "tokens": Verdict.INCONCLUSIVE, "mix": Verdict.INCONCLUSIVE}
+    verdicts = {"success": Verdict.FAIL, "turns": Verdict.PASS} | dict.fromkeys(("tokens", "mix"), Verdict.INCONCLUSIVE)
     gates = [Gate(name=f"drift_{name}", verdict=verdict, reason="r") for name, verdict in verdicts.items()]
     run = RunFolder(tmp_path)
     write_json(run.gates / "drift.json", gates)
