@@ -20,10 +20,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from data_contracts.gates import Verdict
-from data_contracts.store import read_jsonl
 from flows.runs import all_runs
 from models.registry_journal import Journal, champions
 from tasks.canary.standing_status import StandingStatus, all_statuses
+from tasks.drift.episodes import read_ledger
+from tasks.drift.folder import DriftFolder
 from tasks.paths import ServiceFolder
 from tasks.supervision import HOST
 
@@ -89,15 +90,13 @@ class Pipeline(Collector):
         last = GaugeMetricFamily("ratchet_drift_window_timestamp_seconds", "End of the last one.", labels=["agent"])
         episode = GaugeMetricFamily("ratchet_drift_episode_open", "1 while drift persists.", labels=["agent"])
         for folder in self._services():
-            lines = read_jsonl(folder.drift / "ledger.jsonl").rows
-            windows = [line["window"] for line in lines if line.get("window")]
-            verdicts = Counter(window["verdict"] for window in windows)
+            ledger = read_ledger(DriftFolder(folder.drift).ledger)
+            verdicts = Counter(window.verdict for window in ledger.windows)
             for verdict in Verdict:
-                count.add_metric([folder.name, str(verdict)], verdicts[str(verdict)])
-            if windows:
-                last.add_metric([folder.name], _seconds(windows[-1]["end"]))
-            opened, closed = (sum(bool(line.get(word)) for line in lines) for word in ("opened", "closed"))
-            episode.add_metric([folder.name], opened > closed)
+                count.add_metric([folder.name, str(verdict)], verdicts[verdict])
+            if ledger.windows:
+                last.add_metric([folder.name], ledger.windows[-1].end.timestamp())
+            episode.add_metric([folder.name], ledger.open is not None)
         yield from (count, last, episode)
 
     def _services(self) -> list[ServiceFolder]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,12 @@ import promql_parser
 import pytest
 import yaml
 
+from data_contracts.gates import Verdict
 from flows.exporter import Pipeline, registry_of
+from tasks.canary.gateway.metrics import Metrics
+from tasks.drift.episodes import Entry, Episode, Window, append_entry
+from tasks.drift.folder import DriftFolder
 
-GATEWAY = {
-    "ratchet_gateway_requests_total": {"release", "arm", "path", "status"},
-    "ratchet_gateway_request_seconds_bucket": {"release", "arm", "le"},
-    "ratchet_gateway_tokens_total": {"release", "kind"},
-    "ratchet_gateway_sessions": set(),
-    "ratchet_gateway_in_flight": set(),
-    "ratchet_gateway_candidate_share": set(),
-    "ratchet_gateway_release_info": {"release", "arm", "digest"},
-    "ratchet_gateway_refused_total": {"tenant", "reason"},
-    "ratchet_gateway_audit_rows_total": set(),
-    "ratchet_gateway_tool_call_errors_total": {"release"},
-    "ratchet_gateway_outcomes_total": {"release", "outcome"},
-}
 OTHERS = {"up": {"job"}, "vllm:kv_cache_usage_perc": set(), "vllm:num_requests_waiting": set()}
 SCRAPED = {"job", "instance"}
 """Labels that Prometheus adds."""
@@ -44,8 +36,13 @@ EXPRESSIONS = {**{rule.get("alert") or rule["record"]: rule["expr"] for rule in 
 def exported() -> dict[str, set[str]]:
     """Names and labels of everything that rules and panels may use."""
     pipeline = {metric.name: set(metric._labelnames) for metric in Pipeline(Path("nowhere")).collect()}  # type: ignore[attr-defined]
+    gateway = {
+        name: set(collector._labelnames) | ({"le"} if name.endswith("_bucket") else set())  # type: ignore[attr-defined]
+        for collector, names in Metrics().registry._collector_to_names.items()
+        for name in names
+    }
     recorded = {rule["record"]: {"release", "arm"} for rule in RULES if "record" in rule}
-    return {**GATEWAY, **OTHERS, **pipeline, **recorded}
+    return {**gateway, **OTHERS, **pipeline, **recorded}
 
 
 def selectors(expression: Any) -> Iterator[Any]:
@@ -97,8 +94,10 @@ def test_the_exporter_tells_the_pipelines_facts(tmp_path: Path) -> None:
     (run / "run.json").write_text('{"id": "smoke-1", "state": "held", "changed": "2026-01-01T00:00:00+00:00"}')
     drift = tmp_path / "service" / "agent" / "drift"
     drift.mkdir(parents=True)
-    window = '{"window": {"verdict": "FAIL", "end": "2026-01-02T00:00:00+00:00"}, "opened": {"id": "e"}}\n'
-    (drift / "ledger.jsonl").write_text(window)
+    end = datetime(2026, 1, 2, tzinfo=UTC)
+    window = Window(id="0", source="gateway", release=3, start=end, end=end, sessions=9, verdict=Verdict.FAIL)
+    opened = Episode(id="e", release=3, windows=("0",), checks=("success",), opened=end)
+    append_entry(DriftFolder(drift).ledger, Entry(window=window, opened=opened))
     journal = tmp_path / "registry" / "agent.jsonl"
     journal.parent.mkdir()
     move = {
